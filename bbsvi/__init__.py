@@ -1,0 +1,50 @@
+"""Black-box stochastic variational inference on TensorFlow Probability."""
+
+import os
+
+# TensorFlow announces the CPU it found and the GPU it did not; whoever wants to hear it sets this.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from bbsvi import control_variates, estimators, examples, families
+from bbsvi.errors import (
+    BBSVIError,
+    BBSVIWarning,
+    ConvergenceWarning,
+    InvalidTypeError,
+    InvalidValueError,
+    LogProbError,
+    NonFiniteError,
+)
+from bbsvi.fitting import Progress, fit
+from bbsvi.optimization.convergence import Convergence
+from bbsvi.posterior import Diagnostics, Estimate, Posterior, load
+from bbsvi.scores import DenseScores, Scores, per_sample_gradients, per_sample_scores
+from bbsvi.targets import Target
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BBSVIError",
+    "BBSVIWarning",
+    "Convergence",
+    "ConvergenceWarning",
+    "DenseScores",
+    "Diagnostics",
+    "Estimate",
+    "InvalidTypeError",
+    "InvalidValueError",
+    "LogProbError",
+    "NonFiniteError",
+    "Posterior",
+    "Progress",
+    "Scores",
+    "Target",
+    "control_variates",
+    "estimators",
+    "examples",
+    "families",
+    "fit",
+    "load",
+    "per_sample_gradients",
+    "per_sample_scores",
+]

@@ -1,0 +1,52 @@
+"""Variational families q(z; lambda)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow_probability as tfp
+
+from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.families.base import Draws, Factor, Family
+from bbsvi.families.gaussian import FullRank
+from bbsvi.families.mean_field import MeanField
+from bbsvi.families.wrapped import Wrapped
+from bbsvi.targets import Target
+from bbsvi.validation import known_name
+
+__all__ = ["Draws", "Factor", "Family", "FullRank", "MeanField", "Wrapped", "from_config", "resolve"]
+
+_BY_NAME = {"mean_field": MeanField, "full_rank": FullRank}
+
+
+def resolve(family: Any, target: Target) -> Family:
+    """The family that `family` names, built on `target`; one already built is checked against it."""
+    if isinstance(family, str):
+        return _BY_NAME[known_name("family", family, _BY_NAME)](target)
+    if isinstance(family, Wrapped):
+        return Wrapped(family.wrapped, target)
+    if isinstance(family, Family):
+        if family.latents != dict(target.latents) and _outline(family.latents) != _outline(target.latents):
+            raise InvalidValueError(
+                f"family was built for the latents {_outline(family.latents)}, the target has {_outline(target.latents)}."
+            )
+        return family
+    if isinstance(family, tfp.distributions.Distribution):
+        return Wrapped(family, target)
+    raise InvalidTypeError(
+        f"family must be one of {sorted(_BY_NAME)}, a bbsvi.families object or a tfd.Distribution with trainable "
+        f"variables, got {family!r}."
+    )
+
+
+def _outline(latents: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: (latent.event_shape, latent.support.name, latent.dtype.name) for name, latent in latents.items()}
+
+
+def from_config(config: Mapping[str, Any], target: Target) -> Family:
+    """The family that `Family.config` described, with fresh parameters."""
+    if config["family"] == "MeanField":
+        classes = {name: getattr(tfp.distributions, cls) for name, cls in config["factors"].items()}
+        return MeanField(target, factors=classes)
+    return {"FullRank": FullRank}[config["family"]](target)

@@ -1,0 +1,88 @@
+"""Gaussians over all continuous latents together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from bbsvi.families.base import Factor, Family, split_latents
+from bbsvi.families.factors import default_factor, positive_scale
+from bbsvi.randomness import normal
+from bbsvi.targets import Latent, Target
+from bbsvi.typing import Seed, Tensor
+
+tfd = tfp.distributions
+
+
+class FullRankFactor(Factor):
+    """N(loc, L L^T) over D reals: `loc` [D], `log_diag` [D] and `lower` [D (D - 1) / 2].
+
+    L has exp(log_diag) on its diagonal and `lower`, row by row, below it.
+    """
+
+    def __init__(self, latents: Sequence[Latent], dtype: tf.DType):
+        super().__init__()
+        self.latents = tuple(latents)
+        self._sizes = [math.prod(latent.base_shape) for latent in self.latents]
+        dim = sum(self._sizes)
+        self.loc = tf.Variable(tf.zeros([dim], dtype), name="loc")
+        self.log_diag = tf.Variable(tf.zeros([dim], dtype), name="log_diag")
+        self.lower = tf.Variable(tf.zeros([dim * (dim - 1) // 2], dtype), name="lower")
+
+    @property
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        return (self.loc, self.log_diag, self.lower) if self.lower.shape[0] else (self.loc, self.log_diag)
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """L, [D, D]."""
+        dim = self.loc.shape[0]
+        # Row i of the strict lower triangle begins at i (i - 1) / 2 of `lower`; what lies on or above
+        # the diagonal points at the zero put behind its end.
+        positions = [[i * (i - 1) // 2 + j if j < i else -1 for j in range(dim)] for i in range(dim)]
+        padded = tf.concat([self.lower, tf.zeros([1], self.lower.dtype)], axis=0)
+        lower = tf.gather(padded, tf.constant(positions) % tf.shape(padded)[0])
+        return tf.linalg.set_diag(lower, positive_scale(self.log_diag))
+
+    @property
+    def distribution(self) -> Any:
+        return tfd.MultivariateNormalTriL(self.loc, self.scale_tril)
+
+    def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
+        noise = normal([num_draws, self.loc.shape[0]], seed, self.loc.dtype)
+        flat = self.loc + tf.matmul(noise, self.scale_tril, transpose_b=True)
+        return {
+            latent.name: tf.reshape(part, [num_draws, *latent.base_shape])
+            for latent, part in zip(self.latents, tf.split(flat, self._sizes, axis=1), strict=True)
+        }
+
+    def log_prob(self, base: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        for latent in self.latents:
+            part = base[latent.name]
+            batch = part.shape[: part.shape.rank - len(latent.base_shape)]
+            parts.append(tf.reshape(part, [*batch, math.prod(latent.base_shape)]))
+        return self.distribution.log_prob(tf.concat(parts, axis=-1))
+
+
+class FullRank(Family):
+    """One Gaussian with a full covariance over all continuous latents, in unconstrained space.
+
+    Discrete latents keep the factors of `MeanField` beside it. Begins as N(0, I).
+
+    Args:
+      target: whose latents are to be covered; at least one is continuous.
+    """
+
+    def __init__(self, target: Target):
+        continuous, discrete = split_latents(target.latents)
+        blocks: list[Factor] = [FullRankFactor(continuous, target.dtype)] if continuous else []
+        blocks += [default_factor(latent, target.dtype) for latent in discrete]
+        super().__init__(target.latents, blocks, target.dtype)
+
+    def config(self) -> dict[str, Any]:
+        return {"family": "FullRank"}

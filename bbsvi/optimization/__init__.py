@@ -1,0 +1,1 @@
+"""The loop over steps, when to stop it, and which iterates to average."""

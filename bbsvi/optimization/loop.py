@@ -1,0 +1,178 @@
+"""The loop: many gradient steps in one compiled call, nothing per step in Python."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bbsvi.errors import BBSVIWarning, InvalidTypeError, InvalidValueError, LogProbError
+from bbsvi.estimators import Estimator, GradientEstimate
+from bbsvi.families import Family
+from bbsvi.randomness import fold_in
+from bbsvi.targets import Target
+from bbsvi.typing import Tensor
+
+CHUNK = 250  # steps between two looks at convergence; callbacks see each chunk
+BLOCK = 10  # steps whose parameters are averaged into one recorded iterate
+_CALL_SECONDS = 0.5  # a compiled call longer than this keeps Ctrl-C and the progress bar waiting
+
+
+class Record(NamedTuple):
+    """What a run of steps leaves behind, as numpy arrays."""
+
+    elbo: np.ndarray  # [n]
+    elbo_variance: np.ndarray  # [n]
+    gradient_norm: np.ndarray  # [n]
+    gradient_snr: np.ndarray  # [n]
+    num_dropped: np.ndarray  # [n] int
+    is_usable: np.ndarray  # [n] bool
+    iterates: np.ndarray  # [blocks, P]: parameters averaged over each block that ended here
+
+
+class Steps:
+    """Gradient steps of an estimator on a family's variables.
+
+    Args:
+      optimizer: a Keras optimizer; it is copied by its config, so that the caller's stays as it was.
+      seed: stateless seed; step t uses fold_in(seed, t), however the steps are cut into calls.
+      jit_compile: True, False, or "auto": XLA unless the target or the family does not suit it, and
+        the plain graph, with a warning, where XLA cannot compile them.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        family: Family,
+        estimator: Estimator,
+        optimizer: Any,
+        *,
+        sample_size: int,
+        seed: Any,
+        jit_compile: bool | str,
+    ):
+        self._target, self._family, self._estimator = target, family, estimator
+        self._variables = family.trainable_variables
+        self._optimizer = copy_optimizer(optimizer)
+        self._optimizer.build(self._variables)
+        self._sample_size = sample_size
+        # Step seeds count from 0; the estimator's own first batch comes from a stream beside them.
+        self._seed = seed
+        self._state = estimator.init(target, family, sample_size=sample_size, seed=fold_in(seed, -1))
+        self._block = [tf.zeros_like(variable) for variable in self._variables]
+        self._may_fall_back = jit_compile == "auto"
+        if jit_compile == "auto":
+            jit_compile = target.is_compilable and family.suits_xla
+        self.jit_compile = bool(jit_compile)
+        self._compiled: Any = None
+        self._count = 1  # the first call is one step: it pays for the compilation
+        self.step = 0
+
+    def advance(self, limit: int) -> Record:
+        """Run steps, at most `limit` and no further than the end of the chunk."""
+        count = min(self._count, limit, CHUNK - self.step % CHUNK)
+        first = self._compiled is None
+        begin = time.perf_counter()
+        record = self._call(count)
+        seconds = time.perf_counter() - begin
+        if first:
+            self._count = BLOCK
+        else:
+            grown = int(count * min(_CALL_SECONDS / max(seconds, 1e-6), CHUNK))
+            self._count = max(1, min(grown, CHUNK))
+        self.step += count
+        return record
+
+    def _call(self, count: int) -> Record:
+        if self._compiled is None:
+            self._compile()
+        args = (tf.constant(self.step), tf.constant(count), self._state, self._block)
+        try:
+            result = self._compiled(*args)
+        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError, LookupError) as error:
+            if self._target.model_error is not None:
+                cause = self._target.model_error
+                raise LogProbError(f"log_prob raised {type(cause).__name__}: {cause}") from cause
+            if not (self._may_fall_back and self.jit_compile and self.step == 0):
+                raise
+            reason = str(error).strip().splitlines()[0][:200]
+            warnings.warn(f"XLA cannot compile this fit, running as a plain graph: {reason}", BBSVIWarning, stacklevel=2)
+            self.jit_compile = False
+            self._compile()
+            result = self._compiled(*args)
+        self._state, self._block, trace, blocks = result
+        ended = (self.step + count) // BLOCK - self.step // BLOCK
+        flat = [block.numpy()[:ended].reshape(ended, math.prod(block.shape[1:])) for block in blocks]
+        return Record(*(array.numpy()[:count] for array in trace), iterates=np.concatenate(flat, axis=1))
+
+    def _compile(self) -> None:
+        self._compiled = tf.function(self._run, jit_compile=self.jit_compile, autograph=False)
+
+    def _run(self, start: Tensor, count: Tensor, state: Any, block: Any) -> Any:
+        trace_dtypes = [tf.float64, tf.float64, tf.float64, tf.float64, tf.int32, tf.bool]
+        trace = tuple(tf.TensorArray(dtype, CHUNK, element_shape=[]) for dtype in trace_dtypes)
+        blocks = tuple(tf.TensorArray(v.dtype, CHUNK // BLOCK + 1, element_shape=v.shape) for v in self._variables)
+
+        def body(step: Tensor, state: Any, block: Any, trace: Any, blocks: Any) -> Any:
+            estimate, state = self._estimator.estimate(
+                state, self._target, self._family, sample_size=self._sample_size, seed=fold_in(self._seed, step)
+            )
+            self._apply(estimate)
+            trace = tuple(a.write(step - start, x) for a, x in zip(trace, _traced(estimate), strict=True))
+            block = [b + v / BLOCK for b, v in zip(block, self._variables, strict=True)]
+            # The slot of a block still open is written over until the step that ends it.
+            slot = (step + 1) // BLOCK - start // BLOCK - 1
+            ends = tf.equal((step + 1) % BLOCK, 0)
+            slot = tf.where(ends, slot, CHUNK // BLOCK)
+            blocks = tuple(a.write(slot, b) for a, b in zip(blocks, block, strict=True))
+            block = [tf.where(ends, tf.zeros_like(b), b) for b in block]
+            return step + 1, state, block, trace, blocks
+
+        _, state, block, trace, blocks = tf.while_loop(
+            lambda step, *_: step < start + count, body, (start, state, block, trace, blocks)
+        )
+        return state, block, [array.stack() for array in trace], [array.stack() for array in blocks]
+
+    def _apply(self, estimate: GradientEstimate) -> None:
+        finite = [tf.reduce_all(tf.math.is_finite(g)) for g in estimate.gradient]
+        descent = [-g for g in estimate.gradient]  # optimizers minimise
+
+        def move() -> Tensor:
+            self._optimizer.apply_gradients(zip(descent, self._variables, strict=True))
+            return tf.constant(True)
+
+        tf.cond(estimate.is_usable & tf.reduce_all(finite), move, lambda: tf.constant(False))
+
+
+def _traced(estimate: GradientEstimate) -> tuple[Tensor, ...]:
+    squares = [tf.reduce_sum(tf.square(tf.cast(g, tf.float64))) for g in estimate.gradient]
+    variances = [tf.reduce_sum(tf.cast(v, tf.float64)) for v in estimate.gradient_variance]
+    norm, noise = tf.sqrt(tf.add_n(squares)), tf.sqrt(tf.add_n(variances))
+    usable = estimate.is_usable & tf.math.is_finite(norm)
+    nan = tf.constant(float("nan"), tf.float64)
+    return (
+        tf.where(usable, estimate.elbo, nan),
+        tf.where(usable, estimate.elbo_variance, nan),
+        tf.where(usable, norm, nan),
+        tf.where(usable, norm / noise, nan),
+        estimate.num_dropped,
+        usable,
+    )
+
+
+def copy_optimizer(optimizer: Any) -> Any:
+    """A fresh optimizer of the same configuration.
+
+    A Keras optimizer is bound to the first variables it sees; copied, the same object serves any
+    number of fits.
+    """
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, m) for m in ("get_config", "build", "apply_gradients")):
+        hint = f" (write {optimizer.__name__}())" if isinstance(optimizer, type) else ""
+        raise InvalidTypeError(f"optimizer must be a keras.optimizers.Optimizer, got {optimizer!r}{hint}.")
+    if getattr(optimizer, "use_ema", False):
+        raise InvalidValueError("optimizer: use_ema=True is not wanted here, fit averages its iterates itself.")
+    return type(optimizer).from_config(optimizer.get_config())

@@ -1,0 +1,140 @@
+"""What every target is made of: its latents, and terms of log p that map S draws to [S]."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.supports import Support
+from bbsvi.typing import Tensor, Values
+
+Terms = Callable[[Values], dict[str, Tensor]]  # values -> {term name: [S]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """One latent variable: its name, event shape, support and value dtype (int32 for categories)."""
+
+    name: str
+    event_shape: tuple[int, ...]
+    support: Support
+    dtype: tf.DType
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.support.is_discrete
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        """Event shape in the base space: unconstrained reals, or the support itself if discrete."""
+        if self.is_discrete:
+            return self.event_shape
+        return tuple(self.support.bijector.inverse_event_shape(tf.TensorShape(self.event_shape)))
+
+
+def check_signature(argument: str, fn: Any, names: list[str]) -> None:
+    """That `fn` can be called with the latents by name (or, for one latent, by position)."""
+    if not callable(fn):
+        raise InvalidTypeError(f"{argument} must be callable, got {type(fn).__name__}.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # builtins without a signature: the first call will tell
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        if len(names) == 1 and _takes_one_positional(signature):
+            return
+        raise InvalidValueError(
+            f"{argument} must take the latents by name: it is called as {argument}({', '.join(names)}) "
+            f"and its signature is {signature} ({error})."
+        ) from error
+
+
+def _takes_one_positional(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def call_with_latents(fn: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """fn(**values); a single latent goes by position, so that its argument may have any name."""
+    if len(values) == 1:
+        return fn(*values.values())
+    return fn(**values)
+
+
+def checked_term(name: str, result: Any, num_draws: int, *, per_datum: bool = False) -> Tensor:
+    """`result` as a float tensor [S]; with `per_datum`, [S, N] is summed over the data."""
+    result = tf.convert_to_tensor(result)
+    if not result.dtype.is_floating:
+        raise InvalidTypeError(f"{name} must return floats of shape [S], got dtype {result.dtype.name}.")
+    if per_datum and result.shape.rank == 2 and result.shape[0] in (None, num_draws):
+        result = tf.reduce_sum(result, axis=1)
+    if result.shape.rank is None:
+        result = tf.ensure_shape(result, [num_draws])
+    if not result.shape.is_compatible_with([num_draws]):
+        wanted = f"[{num_draws}]" + (f" or [{num_draws}, N]" if per_datum else "")
+        raise InvalidValueError(
+            f"{name} returned shape {result.shape.as_list()} for S = {num_draws} draws, wanted {wanted}: one log "
+            "density a draw. Sum over the event axes (tf.reduce_sum(..., axis=-1)), never over axis 0."
+        )
+    return result
+
+
+def probe_sizes(latents: Mapping[str, Latent]) -> tuple[int, int]:
+    """Two numbers of draws that equal no event dimension, so that no axis can pass for another."""
+    dims = {dim for latent in latents.values() for dim in latent.event_shape}
+    sizes = [size for size in range(3, 6 + len(dims)) if size not in dims]
+    return sizes[0], sizes[1]
+
+
+def check_terms(terms: Terms, values: Values, latents: Mapping[str, Latent]) -> None:
+    """That the terms give [S] for two different S, and that a draw's value is its own.
+
+    Args:
+      values: at least `max(probe_sizes(latents))` draws, {name: [S, *event]}.
+
+    Raises:
+      InvalidValueError: a term has a wrong shape, cannot be evaluated, or mixes draws.
+    """
+    small, large = probe_sizes(latents)
+    results = []
+    for size in (small, large):
+        part = {name: value[:size] for name, value in values.items()}
+        try:
+            results.append({name: term.numpy() for name, term in terms(part).items()})
+        except (InvalidValueError, InvalidTypeError):
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{name}: {value.shape.as_list()}" for name, value in part.items())
+            raise InvalidValueError(
+                f"log p could not be evaluated for S = {size} draws ({shapes}): {type(error).__name__}: {error}"
+            ) from error
+    for name, first in results[0].items():
+        second = results[1][name][:small]
+        tolerance = 1e3 * np.finfo(first.dtype).eps * (1 + np.abs(first))
+        with np.errstate(invalid="ignore"):
+            same = (first == second) | (np.abs(first - second) <= tolerance) | (np.isnan(first) & np.isnan(second))
+        if not same.all() and not _is_random(terms, values, small, name, first):
+            draw = int(np.argmin(same))
+            shapes = {latent.name: list(latent.event_shape) for latent in latents.values()}
+            raise InvalidValueError(
+                f"{name} mixes the draws: draw {draw} has {first[draw]:.6g} among S = {small} draws and "
+                f"{second[draw]:.6g} among S = {large}. Its axis 0 has to stay the sample axis; event shapes "
+                f"are {shapes}."
+            )
+
+
+def _is_random(terms: Terms, values: Values, size: int, name: str, first: np.ndarray) -> bool:
+    """Whether a term gives other values when asked again: a noisy simulator, not a mix-up."""
+    again = terms({latent: value[:size] for latent, value in values.items()})[name].numpy()
+    return not np.array_equal(again, first, equal_nan=True)
