@@ -62,7 +62,8 @@ def k_hat(log_weights: np.ndarray) -> float:
     log_weights = np.asarray(log_weights, np.float64)
     if np.ptp(log_weights) < 1e-10 * (1 + np.abs(log_weights).max()):
         return -np.inf  # equal weights: q is p, and there is no tail to fit
-    return float(arviz.psislw(log_weights - log_weights.max())[1])
+    with np.errstate(over="ignore"):  # inside ArviZ, where it is harmless
+        return float(arviz.psislw(log_weights - log_weights.max())[1])
 
 
 def k_hat_threshold(num_draws: int) -> float:

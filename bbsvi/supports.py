@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from bbsvi.errors import InvalidValueError
+from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.typing import Tensor
 from bbsvi.validation import known_name, nearest
 
@@ -46,15 +46,19 @@ class Support:
         return tf.int32 if self.num_categories is not None else dtype
 
     def contains(self, value: Tensor, event_ndims: int) -> Tensor:
-        """Whether each draw lies in the support, [S] bool. value: [S, *event]."""
+        """Whether each draw lies in the support, [S] bool. value: [S, *event].
+
+        The ends of an interval count as inside: a draw may be rounded to one.
+        """
         value = tf.convert_to_tensor(value)
         if self.num_categories is not None:
             inside = (value >= 0) & (value < self.num_categories)
         elif self.is_discrete:
             inside = (value >= 0) & (tf.floor(value) == value)
         else:
-            # Out and back: outside the support the inverse is not finite, or does not return.
-            back = self.bijector.forward(self.bijector.inverse(tf.identity(value)))
+            # Out and back: outside the support the inverse is not finite, or does not return. A bijector
+            # remembers what it has mapped and would hand back `value` itself, but for the copies.
+            back = self.bijector.forward(tf.identity(self.bijector.inverse(tf.identity(value))))
             tolerance = 100 * np.finfo(value.dtype.as_numpy_dtype).eps * (1 + tf.abs(value))
             inside = tf.math.is_finite(back) & (tf.abs(back - value) <= tolerance)
         return tf.reduce_all(inside, axis=list(range(1, 1 + event_ndims)))
@@ -101,15 +105,18 @@ class IsometricLogRatio(tfb.Bijector):
         return output_shape[:-1].concatenate(output_shape[-1] - 1)
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:  # noqa: ARG003 (TFP's signature)
         return {}
 
 
-def interval(low: float, high: float, dtype: tf.DType) -> Support:
+def interval(low: Any, high: Any, dtype: tf.DType, argument: str = "support") -> Support:
     """The open interval (low, high); either end may be infinite."""
-    low, high = float(low), float(high)
+    try:
+        low, high = float(low), float(high)
+    except (TypeError, ValueError) as error:
+        raise InvalidTypeError(f"{argument}: ('interval', a, b) wants numbers, got {low!r} and {high!r}.") from error
     if not low < high:
-        raise InvalidValueError(f"support ('interval', a, b) wants a < b, got ({low}, {high}).")
+        raise InvalidValueError(f"{argument}: ('interval', a, b) wants a < b, got a = {low:g} and b = {high:g}.")
     number = dtype.as_numpy_dtype
     name = f"interval({low:g}, {high:g})"
     if np.isinf(low) and np.isinf(high):
@@ -132,6 +139,7 @@ def resolve(spec: Any, dtype: tf.DType, latent: str) -> Support:
 
     Raises:
       InvalidValueError: `spec` is none of these.
+      InvalidTypeError: an interval whose ends are no numbers.
     """
     argument = f"support[{latent!r}]"
     if isinstance(spec, Support):
@@ -150,14 +158,16 @@ def resolve(spec: Any, dtype: tf.DType, latent: str) -> Support:
             "count": lambda: Support("count"),
         }[spec]()
     if isinstance(spec, (tuple, list)) and len(spec) == 3 and spec[0] == "interval":
-        return interval(spec[1], spec[2], dtype)
+        return interval(spec[1], spec[2], dtype, argument)
     if isinstance(spec, (tuple, list)) and len(spec) == 2 and spec[0] == "categorical":
         if not isinstance(spec[1], (int, np.integer)) or spec[1] < 2:
             raise InvalidValueError(f"{argument}: ('categorical', K) wants an int K of at least 2, got {spec[1]!r}.")
         return Support(f"categorical({spec[1]})", num_categories=int(spec[1]))
+    name = spec[0] if isinstance(spec, (tuple, list)) and spec else spec
+    hint = nearest(name, _BY_NAME + _WITH_ARGUMENTS) if isinstance(name, str) and name not in _WITH_ARGUMENTS else ""
     raise InvalidValueError(
         f"{argument}: {spec!r} is no support; use one of {list(_BY_NAME)}, ('interval', a, b), "
-        f"('categorical', K) or a tfp.bijectors.Bijector.{nearest(spec, _BY_NAME)}"
+        f"('categorical', K) or a tfp.bijectors.Bijector.{hint}"
     )
 
 
@@ -166,6 +176,9 @@ def of_distribution(distribution: Any, dtype: tf.DType, latent: str) -> Support:
 
     One name means one transform: TFP's own choice between exp and softplus for a positive latent
     depends on the class, ours is exp throughout; its simplex map is replaced by `IsometricLogRatio`.
+
+    Raises:
+      InvalidValueError: no map from the reals is known, or there is none for all elements together.
     """
     inner = distribution
     while isinstance(inner, (tfd.Independent, tfd.Sample, tfd.BatchBroadcast, tfd.Masked)):
@@ -182,15 +195,43 @@ def of_distribution(distribution: Any, dtype: tf.DType, latent: str) -> Support:
         low, high = np.asarray(inner.low), np.asarray(inner.high)
         if low.min() == low.max() and high.min() == high.max():
             return interval(low.flat[0], high.flat[0], dtype)
-    if isinstance(inner, tfd.Dirichlet):
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise InvalidValueError(
+                f"latent {latent!r}: its elements have different bounds, some of them infinite; give each its own "
+                "latent."
+            )
+    if isinstance(inner, (tfd.Dirichlet, tfd.RelaxedOneHotCategorical)):
         return resolve("simplex", dtype, latent)
-    bijector = None if inner.dtype.is_integer else inner.experimental_default_event_space_bijector()
-    if bijector is None:
+    if isinstance(inner, (tfd.InverseGamma, tfd.InverseGaussian)):  # TFP has another map for each
+        return resolve("positive", dtype, latent)
+    if isinstance(inner, (tfd.WishartTriL, tfd.WishartLinearOperator)):
+        # TFP's map applies softplus to the diagonal twice and never gets below log 2.
+        cholesky = [tfb.TransformDiagonal(tfb.Exp()), tfb.FillTriangular()]
+        outer = [] if inner.input_output_cholesky else [tfb.CholeskyOuterProduct()]
+        return Support("positive_definite", tfb.Chain(outer + cholesky))
+    if isinstance(inner, tfd.LKJ):
         raise InvalidValueError(
-            f"latent {latent!r}: no support is known for {type(inner).__name__}; write the model as a "
-            f"bbsvi.Target with support={{{latent!r}: ...}}."
+            f"latent {latent!r} is LKJ, for which TFP's map from the reals has a wrong volume; use tfd.CholeskyLKJ, "
+            "whose L gives the correlations as L L^T."
         )
-    return _plain(bijector)
+    if isinstance(inner, (tfd.Deterministic, tfd.VectorDeterministic)):
+        raise InvalidValueError(
+            f"latent {latent!r} is {type(inner).__name__}: a constant has no density to fit. Compute it inside the "
+            "distributions that use it."
+        )
+    try:
+        support = _plain(inner.experimental_default_event_space_bijector())
+        base_shape = support.bijector.inverse_event_shape(distribution.event_shape)
+        # Some of TFP's maps are of float32 alone.
+        usable = support.bijector.forward(tf.zeros(base_shape, inner.dtype)).shape == distribution.event_shape
+    except Exception:  # whatever TFP raises, it has no map
+        usable = False
+    if not usable or inner.dtype.is_integer:
+        raise InvalidValueError(
+            f"latent {latent!r}: no support is known for {type(inner).__name__} of {inner.dtype.name}; write the model "
+            f"as a bbsvi.Target with support={{{latent!r}: ...}}."
+        )
+    return support
 
 
 def _static_total_count(distribution: Any, latent: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,6 +39,12 @@ def known_name(argument: str, name: Any, known: Iterable[str]) -> str:
     return name
 
 
+def one_line(error: BaseException) -> str:
+    """'ValueError: what it said' on one line, less the full stop and TensorFlow's names for its kernels."""
+    text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\].*", "", str(error), flags=re.DOTALL)
+    return f"{type(error).__name__}: {' '.join(text.split())}".strip(": .")
+
+
 def float_dtype(argument: str, dtype: Any) -> tf.DType:
     """`dtype` as tf.float32 or tf.float64."""
     try:
@@ -50,15 +57,17 @@ def float_dtype(argument: str, dtype: Any) -> tf.DType:
 
 
 def event_shape(argument: str, shape: Any) -> tuple[int, ...]:
-    """A fully known shape as a tuple of ints."""
+    """A fully known shape without empty axes, as a tuple of ints."""
     if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool):
         raise InvalidTypeError(f"{argument} must be a tuple of ints such as () or ({shape},), got {shape!r}.")
     try:
+        if any(isinstance(dim, bool) for dim in (shape if isinstance(shape, (tuple, list)) else [shape])):
+            raise TypeError("a bool is no dimension")
         dims = tuple(tf.TensorShape(shape).as_list())
     except (TypeError, ValueError) as error:
         raise InvalidTypeError(f"{argument} must be a tuple of ints such as () or (8,), got {shape!r}.") from error
-    if any(dim is None or dim < 0 for dim in dims):
-        raise InvalidValueError(f"{argument} must be fully known, got {dims}.")
+    if any(dim is None or dim < 1 for dim in dims):
+        raise InvalidValueError(f"{argument} must have known dimensions of at least 1, got {dims}.")
     return dims
 
 
@@ -69,7 +78,10 @@ def observed_array(site: str, value: Any, dtype: tf.DType, shape: tf.TensorShape
     model's dtype holds them exactly.
     """
     declared = getattr(value, "dtype", None)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged
+        raise InvalidTypeError(f"data[{site!r}] must be an array of numbers, got {one_line(error)}.") from error
     wanted = dtype.as_numpy_dtype
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise InvalidTypeError(f"data[{site!r}] must be numbers, got dtype {array.dtype}.")

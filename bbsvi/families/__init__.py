@@ -29,14 +29,16 @@ def resolve(family: Any, target: Target) -> Family:
     if isinstance(family, Family):
         if family.latents != dict(target.latents) and _outline(family.latents) != _outline(target.latents):
             raise InvalidValueError(
-                f"family was built for the latents {_outline(family.latents)}, the target has {_outline(target.latents)}."
+                f"family was built for the latents {_outline(family.latents)}, the target has "
+                f"{_outline(target.latents)}."
             )
         return family
     if isinstance(family, tfp.distributions.Distribution):
         return Wrapped(family, target)
+    hint = f" (write {family.__name__}(target))" if isinstance(family, type) and issubclass(family, Family) else ""
     raise InvalidTypeError(
         f"family must be one of {sorted(_BY_NAME)}, a bbsvi.families object or a tfd.Distribution with trainable "
-        f"variables, got {family!r}."
+        f"variables, got {family!r}{hint}."
     )
 
 

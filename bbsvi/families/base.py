@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from bbsvi.errors import InvalidValueError
+from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.randomness import fold_in
 from bbsvi.scores import DenseScores, Scores, per_sample_gradients
-from bbsvi.targets import Latent
+from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
 
 tfd = tfp.distributions
@@ -176,6 +176,15 @@ class Family(tf.Module):
     def config(self) -> dict[str, Any]:
         """What `families.from_config` needs, besides the target, to build this family again."""
         raise InvalidValueError(f"{type(self).__name__} cannot be rebuilt from a file.")
+
+
+def check_target(target: Any) -> None:
+    """That a family is built on a target."""
+    if not isinstance(target, Target):
+        raise InvalidTypeError(
+            f"target must be a bbsvi.Target, got {type(target).__name__} (a joint distribution becomes one by "
+            "bbsvi.Target.from_joint(joint, data))."
+        )
 
 
 def check_coverage(covered: list[str], wanted: list[str]) -> None:

@@ -9,11 +9,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from bbsvi import supports
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families.base import Factor
 from bbsvi.randomness import normal, uniform
+from bbsvi.supports import Support
 from bbsvi.targets import Latent
 from bbsvi.typing import Seed, Tensor
+from bbsvi.validation import one_line
 
 tfd = tfp.distributions
 
@@ -111,24 +114,30 @@ class TFPFactor(Factor):
         over the latent's own support (Gamma for a positive latent), [*event_shape].
     """
 
-    def __init__(self, latent: Latent, cls: type, dtype: tf.DType, seed: int, *, through_bijector: bool):
+    def __init__(self, latent: Latent, cls: type, dtype: tf.DType, seed: Seed, *, through_bijector: bool):
         super().__init__()
         self.latents = (latent,)
         self.through_bijector = through_bijector
         shape = latent.base_shape if through_bijector else latent.event_shape
         try:
             self._distribution = tfp.experimental.util.make_trainable(
-                cls, batch_and_event_shape=shape, parameter_dtype=dtype, seed=[0, seed]
+                cls, batch_and_event_shape=shape, parameter_dtype=dtype, seed=seed
             )
         except Exception as error:
             raise InvalidValueError(
                 f"factors[{latent.name!r}]: {cls.__name__} could not be made trainable with shape {shape}: "
-                f"{type(error).__name__}: {error}"
+                f"{one_line(error)}."
             ) from error
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
         return self._distribution.trainable_variables
+
+    @property
+    def instance(self) -> Any:
+        """The distribution with its parameters as they are now: of the class itself, where
+        `make_trainable` gives a stand-in for one."""
+        return self._distribution.copy()
 
     @property
     def distribution(self) -> Any:
@@ -154,7 +163,7 @@ _OURS = {
 }
 
 
-def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: int) -> Factor:
+def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: Seed) -> Factor:
     """The factor of TFP class `cls` for a latent.
 
     Raises:
@@ -163,9 +172,10 @@ def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: int) -> Facto
     """
     if not (inspect.isclass(cls) and issubclass(cls, tfd.Distribution)):
         raise InvalidTypeError(f"factors[{latent.name!r}] must be a TFP distribution class, got {cls!r}.")
+    wanted = "a class over that support" + ("" if latent.is_discrete else " or over the reals")
     mismatch = InvalidValueError(
         f"factors[{latent.name!r}]: {cls.__name__} does not go with latent {latent.name!r}, whose support is "
-        f"{latent.support.name!r} and event shape {latent.event_shape}."
+        f"{latent.support.name!r} and event shape {latent.event_shape}; wanted {wanted}."
     )
     default = default_factor(latent, dtype)
     if cls in _OURS:
@@ -175,23 +185,25 @@ def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: int) -> Facto
             return CategoricalFactor(latent, dtype)
         raise mismatch
     factor = TFPFactor(latent, cls, dtype, seed, through_bijector=False)
-    if _is_over_reals(factor.distribution):
-        if latent.is_discrete:
-            raise mismatch
+    try:
+        own = supports.of_distribution(factor.instance, dtype, latent.name)
+    except InvalidValueError as error:
+        raise mismatch from error
+    if own.name == "real" and not latent.is_discrete:
         return TFPFactor(latent, cls, dtype, seed, through_bijector=True)
-    draws = factor.sample(64, tf.constant([0, 0]))[latent.name]
-    if draws.shape[1:] != latent.event_shape or not np.all(latent.support.contains(draws, len(latent.event_shape))):
+    if not _is_same_support(factor, own, dtype):
         raise mismatch
     return factor
 
 
-def _is_over_reals(distribution: Any) -> bool:
-    """Whether TFP's own map from the reals to the distribution's support is the identity."""
-    if distribution.dtype.is_integer:
+def _is_same_support(factor: TFPFactor, own: Support, dtype: tf.DType) -> bool:
+    """Whether a factor's own support is its latent's, as far as 64 draws from either can tell."""
+    (latent,) = factor.latents
+    ndims, seed = len(latent.event_shape), tf.constant([0, 0])
+    if own.is_discrete or latent.is_discrete:
+        return own.name == latent.support.name
+    if factor.distribution.event_shape != latent.event_shape:
         return False
-    bijector = distribution.experimental_default_event_space_bijector()
-    if bijector is None or bijector.inverse_event_shape(distribution.event_shape) != distribution.event_shape:
-        return False
-    size = max(distribution.event_shape.num_elements(), 1)
-    probe = tf.reshape(tf.cast(tf.linspace(-3.0, 3.0, size + 1)[:size], distribution.dtype), distribution.event_shape)
-    return np.array_equal(bijector.forward(probe), probe)
+    draws = factor.sample(64, seed)[latent.name]
+    others = latent.support.bijector.forward(normal([64, *latent.base_shape], seed, dtype))
+    return bool(np.all(latent.support.contains(draws, ndims)) and np.all(own.contains(others, ndims)))

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from bbsvi.families.base import Factor, Family, split_latents
+from bbsvi.families.base import Factor, Family, check_target, split_latents
 from bbsvi.families.factors import default_factor, positive_scale
 from bbsvi.randomness import normal
 from bbsvi.targets import Latent, Target
@@ -75,10 +75,14 @@ class FullRank(Family):
     Discrete latents keep the factors of `MeanField` beside it. Begins as N(0, I).
 
     Args:
-      target: whose latents are to be covered; at least one is continuous.
+      target: whose latents are to be covered.
+
+    Raises:
+      InvalidTypeError: `target` is no `bbsvi.Target`.
     """
 
     def __init__(self, target: Target):
+        check_target(target)
         continuous, discrete = split_latents(target.latents)
         blocks: list[Factor] = [FullRankFactor(continuous, target.dtype)] if continuous else []
         blocks += [default_factor(latent, target.dtype) for latent in discrete]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bbsvi.errors import InvalidTypeError
-from bbsvi.families.base import Family
+from bbsvi.families.base import Family, check_target
 from bbsvi.families.factors import chosen_factor, default_factor
+from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
 from bbsvi.validation import known_name
 
@@ -29,16 +30,19 @@ class MeanField(Family):
 
     Raises:
       InvalidValueError: `factors` names no latent, or a class that does not suit it.
+      InvalidTypeError: `target` is no `bbsvi.Target`, `seed` no int, or `factors` holds no TFP classes.
     """
 
     def __init__(self, target: Target, *, factors: Mapping[str, type] | None = None, seed: int = 0):
+        check_target(target)
         if factors is not None and not isinstance(factors, Mapping):
             raise InvalidTypeError(f"factors must be a dict {{latent: TFP class}}, got {factors!r}.")
         self._chosen = dict(factors or {})
         for name in self._chosen:
             known_name("factors", name, target.latents)
+        root = as_seed(seed)
         blocks = [
-            chosen_factor(latent, self._chosen[latent.name], target.dtype, seed + index)
+            chosen_factor(latent, self._chosen[latent.name], target.dtype, fold_in(root, index))
             if latent.name in self._chosen
             else default_factor(latent, target.dtype)
             for index, latent in enumerate(target.latents.values())

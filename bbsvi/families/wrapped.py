@@ -96,14 +96,24 @@ def _float_dtype(distribution: Any) -> tf.DType:
 def _parts(distribution: Any) -> dict[str, tuple[tf.TensorShape, tf.DType]]:
     """{name: (event shape, dtype)}; one unnamed part is called "z"."""
     if not tf.nest.is_nested(distribution.dtype):
-        if distribution.batch_shape.rank:
-            raise InvalidValueError(
-                f"family: {distribution.name} has batch shape {distribution.batch_shape.as_list()}, wanted []: wrap it "
-                "in tfd.Independent."
-            )
+        _check_unbatched(distribution.name, distribution.batch_shape)
         return {"z": (distribution.event_shape, distribution.dtype)}
-    shapes, dtypes = _as_dict(distribution.event_shape), _as_dict(distribution.dtype)
+    dtypes = _as_dict(distribution.dtype)
+    for name, dtype in dtypes.items():
+        if not isinstance(dtype, tf.DType):
+            raise InvalidTypeError(f"family: part {name!r} is itself a joint distribution; flatten q to one level.")
+    batches = distribution.batch_shape  # of automatic batching, one for all parts
+    for name, batch in ({"q": batches} if isinstance(batches, tf.TensorShape) else _as_dict(batches)).items():
+        _check_unbatched(name, batch)
+    shapes = _as_dict(distribution.event_shape)
     return {name: (shapes[name], dtypes[name]) for name in dtypes}
+
+
+def _check_unbatched(name: str, batch_shape: tf.TensorShape) -> None:
+    if batch_shape.rank:
+        raise InvalidValueError(
+            f"family: {name!r} has batch shape {batch_shape.as_list()}, wanted []: wrap it in tfd.Independent."
+        )
 
 
 def _read_latents(distribution: Any) -> dict[str, Latent]:
@@ -113,7 +123,12 @@ def _read_latents(distribution: Any) -> dict[str, Latent]:
 
 def _matched_latents(distribution: Any, target: Target) -> dict[str, Latent]:
     parts = _parts(distribution)
-    if list(parts) == ["z"] and len(target.latents) == 1:
+    if not tf.nest.is_nested(distribution.dtype):
+        if len(target.latents) > 1:
+            raise InvalidValueError(
+                f"family: {distribution.name} is over one value, the target has the latents {list(target.latents)}; "
+                "use a tfd.JointDistributionNamed with a part for each."
+            )
         parts = {next(iter(target.latents)): parts["z"]}
     check_coverage(list(parts), list(target.latents))
     for name, latent in target.latents.items():

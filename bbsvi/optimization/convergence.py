@@ -16,20 +16,22 @@ from bbsvi.diagnostics import batch_means_error, split_rhat
 from bbsvi.errors import InvalidValueError
 from bbsvi.optimization.averaging import Iterates
 
-_FRACTIONS = (1.0, 0.8, 0.6, 0.4, 0.2)  # windows tried: the newest part of the record
-_MIN_ROWS = 40  # fewer, and R-hat of many parameters exceeds 1.1 by chance
+_FRACTIONS = (0.8, 0.65, 0.5)  # windows tried: this much of the record, its newest part
+_MIN_ROWS = 40  # with fewer, R-hat exceeds 1.1 by chance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convergence:
     """Stop when the parameters are stationary and their average is precise.
 
-    Stationary: over some window of the newest iterates, split R-hat of every parameter is at most
-    `rhat`. Precise: the Monte Carlo error of the window's averages moves q by at most `tolerance`
-    nats, KL(q_average || q) ~ sum_j error_j^2 F_jj / 2 with F the Fisher information of q, which
-    makes the rule blind to units and to the parameterisation. The fit then ends at the averages.
+    The iterates lambda_t of a window are seen through the scores h_s of draws of q at its average,
+    as the series h_s . (lambda_t - average), [T, M]: to first order how log q at draw s moves, so that
+    the rule is blind to units and to directions that leave q as it is, and half their mean square is
+    a movement of q in nats, KL. Stationary: over some window of the newest iterates split R-hat of
+    the series is at most `rhat`, or they move by less than `tolerance` altogether. Precise: the
+    Monte Carlo error of the window's average is at most `tolerance` nats. The fit then ends there.
     Dhaka et al. 2020, "Robust, accurate stochastic optimization for variational inference",
-    sections 3-4, measures the error by parameter instead.
+    sections 3-4, looks at the parameters themselves instead.
 
     Args:
       rhat: above 1.
@@ -37,7 +39,7 @@ class Convergence:
     """
 
     rhat: float = 1.1
-    tolerance: float = 0.005
+    tolerance: float = 0.001
 
     def __post_init__(self) -> None:
         if not self.rhat > 1:
@@ -52,9 +54,10 @@ class Verdict:
 
     Attributes:
       converged: the rule is met.
-      rhat: the largest split R-hat over the best window, and `parameter`, the index that has it.
-      error: Monte Carlo error of the averages in nats; None while not stationary.
-      average: [P], over the best window, or over the newest fifth where there is none yet.
+      rhat: the largest split R-hat over the best window.
+      parameter: index of the parameter that drifts most, in nats.
+      error: Monte Carlo error of the average in nats; None while not stationary.
+      average: [P], over the stationary window, or over the newest twentieth where there is none.
     """
 
     converged: bool
@@ -64,25 +67,37 @@ class Verdict:
     average: np.ndarray | None
 
 
-def judge(rule: Convergence, iterates: Iterates, fisher_diagonal: Callable[[np.ndarray], np.ndarray]) -> Verdict:
+def judge(rule: Convergence, iterates: Iterates, scores_at: Callable[[np.ndarray], np.ndarray]) -> Verdict:
     """Look at the iterates.
 
     Args:
-      fisher_diagonal: parameters [P] -> diagonal of q's Fisher information there, [P].
+      scores_at: parameters [P] -> scores of M draws of q there, [M, P].
     """
     if len(iterates) < 4:
-        average = iterates.last(1)[0] if len(iterates) else None
-        return Verdict(False, np.inf, 0, None, average)
-    windows = [iterates.last(max(int(round(fraction * len(iterates))), 4)) for fraction in _FRACTIONS]
-    windows = [w for w in windows if len(w) >= min(_MIN_ROWS, len(windows[0]))]
-    rhats = [split_rhat(window) for window in windows]
+        return Verdict(False, np.inf, 0, None, iterates.last(1)[0] if len(iterates) else None)
+    floor = min(_MIN_ROWS, len(iterates))
+    lengths = dict.fromkeys(max(round(fraction * len(iterates)), floor) for fraction in _FRACTIONS)
+    windows = [iterates.last(length) for length in lengths]
+    scores = scores_at(windows[-1].mean(axis=0))
+    series = [(window - window.mean(axis=0)) @ scores.T for window in windows]
+    rhats = [_rhat(s, rule.tolerance) for s in series]
     # The longest stationary window averages the most; with none, the one nearest to it.
-    best = next((i for i, r in enumerate(rhats) if r.max() <= rule.rhat), int(np.argmin([r.max() for r in rhats])))
-    window, largest = windows[best], float(rhats[best].max())
-    if largest > rule.rhat:
+    best = next((i for i, rhat in enumerate(rhats) if rhat <= rule.rhat), int(np.argmin(rhats)))
+    window = windows[best]
+    half = len(window) // 2
+    drift = (window[-half:].mean(axis=0) - window[:half].mean(axis=0)) ** 2 * np.mean(scores**2, axis=0)
+    parameter = int(np.argmax(drift))
+    if rhats[best] > rule.rhat:
         newest = iterates.last(max(len(iterates) // 20, 1))
-        return Verdict(False, largest, int(np.argmax(rhats[best])), None, newest.mean(axis=0))
-    average = window.mean(axis=0)
-    error = float(np.sum(batch_means_error(window) ** 2 * fisher_diagonal(average)) / 2)
+        return Verdict(False, rhats[best], parameter, None, newest.mean(axis=0))
+    error = float(np.mean(batch_means_error(series[best]) ** 2) / 2)
     converged = error <= rule.tolerance and len(window) >= _MIN_ROWS
-    return Verdict(converged, largest, int(np.argmax(rhats[best])), error, average)
+    return Verdict(converged, rhats[best], parameter, error, window.mean(axis=0))
+
+
+def _rhat(series: np.ndarray, tolerance: float) -> float:
+    """The largest split R-hat; 1 where q moves by less than `tolerance` nats over the whole window,
+    as when the noise dies out with the distance to the optimum and only a slow approach is left."""
+    if np.mean(np.ptp(series, axis=0) ** 2) / 2 <= tolerance:
+        return 1.0
+    return float(split_rhat(series).max())

@@ -138,7 +138,8 @@ class Steps:
         return state, block, [array.stack() for array in trace], [array.stack() for array in blocks]
 
     def _apply(self, estimate: GradientEstimate) -> None:
-        finite = [tf.reduce_all(tf.math.is_finite(g)) for g in estimate.gradient]
+        # The square has to be finite too: optimizers keep a running mean of it in the same dtype.
+        finite = [tf.reduce_all(tf.math.is_finite(tf.square(g))) for g in estimate.gradient]
         descent = [-g for g in estimate.gradient]  # optimizers minimise
 
         def move() -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.errors import BBSVIError, InvalidTypeError, InvalidValueError, LogProbError
 from bbsvi.supports import Support
 from bbsvi.typing import Tensor, Values
+from bbsvi.validation import one_line
 
 Terms = Callable[[Values], dict[str, Tensor]]  # values -> {term name: [S]}
 
@@ -49,7 +50,7 @@ def check_signature(argument: str, fn: Any, names: list[str]) -> None:
     try:
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
-        if len(names) == 1 and _takes_one_positional(signature):
+        if len(names) == 1 and _takes(signature, [None], {}):
             return
         raise InvalidValueError(
             f"{argument} must take the latents by name: it is called as {argument}({', '.join(names)}) "
@@ -57,24 +58,32 @@ def check_signature(argument: str, fn: Any, names: list[str]) -> None:
         ) from error
 
 
-def _takes_one_positional(signature: inspect.Signature) -> bool:
+def _takes(signature: inspect.Signature, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
     try:
-        signature.bind(None)
+        signature.bind(*args, **kwargs)
     except TypeError:
         return False
     return True
 
 
 def call_with_latents(fn: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """fn(**values); a single latent goes by position, so that its argument may have any name."""
+    """fn(**values); a single latent goes by position where the argument has another name."""
     if len(values) == 1:
-        return fn(*values.values())
+        try:
+            by_name = _takes(inspect.signature(fn), [], values)
+        except (TypeError, ValueError):  # builtins without a signature
+            by_name = False
+        if not by_name:
+            return fn(*values.values())
     return fn(**values)
 
 
 def checked_term(name: str, result: Any, num_draws: int, *, per_datum: bool = False) -> Tensor:
     """`result` as a float tensor [S]; with `per_datum`, [S, N] is summed over the data."""
-    result = tf.convert_to_tensor(result)
+    try:
+        result = tf.convert_to_tensor(result)
+    except (TypeError, ValueError) as error:
+        raise InvalidTypeError(f"{name} must return floats of shape [S], got {type(result).__name__}.") from error
     if not result.dtype.is_floating:
         raise InvalidTypeError(f"{name} must return floats of shape [S], got dtype {result.dtype.name}.")
     if per_datum and result.shape.rank == 2 and result.shape[0] in (None, num_draws):
@@ -97,6 +106,26 @@ def probe_sizes(latents: Mapping[str, Latent]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
+def evaluated(terms: Terms, values: Values) -> dict[str, np.ndarray]:
+    """The terms at S draws as numpy arrays.
+
+    Raises:
+      InvalidValueError: shapes, dtypes or values that do not go together in the model.
+      LogProbError: the model raised anything else.
+    """
+    try:
+        return {name: term.numpy() for name, term in terms(values).items()}
+    except BBSVIError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
+        size = next(iter(values.values())).shape[0]
+        usual = isinstance(error, (tf.errors.InvalidArgumentError, ValueError, TypeError))
+        raise (InvalidValueError if usual else LogProbError)(
+            f"log p could not be evaluated at S = {size} draws, {shapes} (each [S, *event_shape]): {one_line(error)}."
+        ) from error
+
+
 def check_terms(terms: Terms, values: Values, latents: Mapping[str, Latent]) -> None:
     """That the terms give [S] for two different S, and that a draw's value is its own.
 
@@ -105,20 +134,10 @@ def check_terms(terms: Terms, values: Values, latents: Mapping[str, Latent]) -> 
 
     Raises:
       InvalidValueError: a term has a wrong shape, cannot be evaluated, or mixes draws.
+      LogProbError: the model raised an exception of another kind.
     """
     small, large = probe_sizes(latents)
-    results = []
-    for size in (small, large):
-        part = {name: value[:size] for name, value in values.items()}
-        try:
-            results.append({name: term.numpy() for name, term in terms(part).items()})
-        except (InvalidValueError, InvalidTypeError):
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{name}: {value.shape.as_list()}" for name, value in part.items())
-            raise InvalidValueError(
-                f"log p could not be evaluated for S = {size} draws ({shapes}): {type(error).__name__}: {error}"
-            ) from error
+    results = [evaluated(terms, {name: value[:size] for name, value in values.items()}) for size in (small, large)]
     for name, first in results[0].items():
         second = results[1][name][:small]
         tolerance = 1e3 * np.finfo(first.dtype).eps * (1 + np.abs(first))
@@ -129,8 +148,8 @@ def check_terms(terms: Terms, values: Values, latents: Mapping[str, Latent]) -> 
             shapes = {latent.name: list(latent.event_shape) for latent in latents.values()}
             raise InvalidValueError(
                 f"{name} mixes the draws: draw {draw} has {first[draw]:.6g} among S = {small} draws and "
-                f"{second[draw]:.6g} among S = {large}. Its axis 0 has to stay the sample axis; event shapes "
-                f"are {shapes}."
+                f"{second[draw]:.6g} among S = {large}, wanted the same. Axis 0 has to stay the sample axis; the event "
+                f"shapes are {shapes}."
             )
 
 

@@ -40,17 +40,19 @@ def split(joint: Any, data: Mapping[str, Any] | None) -> tuple[dict[str, Latent]
     if isinstance(joint, Pinned):
         pins, joint = dict(joint.pins), joint.distribution
     names = list(joint._flat_resolve_names())
-    shapes, dtypes = _by_name(joint, joint.event_shape), _by_name(joint, joint.dtype)
+    dtypes = _by_name(joint, joint.dtype)
     for name, dtype in dtypes.items():
         if not isinstance(dtype, tf.DType):
             raise InvalidTypeError(f"site {name!r} is itself a joint distribution; flatten the model to one level.")
+    shapes = _by_name(joint, joint.event_shape)
     _check_unbatched(joint)
     for site in data or {}:
         if site in pins:
             raise InvalidValueError(f"data[{site!r}] is given but the joint distribution already pins {site!r}.")
         known_name("data", site, names)
     observed = {
-        site: observed_array(site, value, dtypes[site], shapes[site]) for site, value in {**pins, **(data or {})}.items()
+        site: observed_array(site, value, dtypes[site], shapes[site])
+        for site, value in {**pins, **(data or {})}.items()
     }
     free = [name for name in names if name not in observed]
     if not free:
@@ -150,7 +152,7 @@ def _check_nothing_forgotten(joint: Any, names: list[str], observed: Mapping[str
     meant to be observed: left latent, the posterior would quietly be the prior."""
     if pinned:
         return
-    parents = _parents(joint, names, observed)
+    parents = _parents(joint, names)
     forgotten = [
         name
         for name in names
@@ -164,15 +166,18 @@ def _check_nothing_forgotten(joint: Any, names: list[str], observed: Mapping[str
         )
 
 
-def _parents(joint: Any, names: list[str], observed: Mapping[str, Any]) -> dict[str, set[str]]:
+def _parents(joint: Any, names: list[str]) -> dict[str, set[str]]:
     """Which sites each site's density depends on, found by changing one value at a time."""
-    _, here = _sample(joint, observed, 1)
-    _, there = _sample(joint, observed, 2)
-    parts = _by_name(joint, joint.log_prob_parts(**here))
+    draws = [_sample(joint, {}, seed)[1] for seed in range(1, 9)]
     parents: dict[str, set[str]] = {name: set() for name in names}
-    for changed in names:
-        moved = _by_name(joint, joint.log_prob_parts(**{**here, changed: there[changed]}))
-        for name in names:
-            if name != changed and not np.array_equal(parts[name], moved[name], equal_nan=True):
-                parents[name].add(changed)
+    for here in draws[:2]:  # at two points: a density may be flat at one of them
+        parts = _by_name(joint, joint.log_prob_parts(**here))
+        for changed in names:
+            others = [draw[changed] for draw in draws if not np.array_equal(draw[changed], here[changed])]
+            # What never moves may be anyone's parent.
+            moved = _by_name(joint, joint.log_prob_parts(**{**here, changed: others[0]})) if others else {}
+            for name in names:
+                same = name in moved and np.array_equal(parts[name], moved[name], equal_nan=True)
+                if name != changed and not same:
+                    parents[name].add(changed)
     return parents

@@ -11,11 +11,11 @@ import tensorflow as tf
 from bbsvi import supports
 from bbsvi.errors import InvalidTypeError, InvalidValueError, NonFiniteError
 from bbsvi.targets import joint as joints
-from bbsvi.targets.base import Latent, Terms, check_signature, check_terms, probe_sizes
+from bbsvi.targets.base import Latent, Terms, check_signature, check_terms, evaluated, probe_sizes
 from bbsvi.targets.black_box import NumpyFunction, function_terms
 from bbsvi.typing import Tensor, Values
 from bbsvi.validation import event_shape as checked_shape
-from bbsvi.validation import float_dtype, known_name
+from bbsvi.validation import float_dtype, known_name, one_line
 
 
 class Target:
@@ -100,6 +100,8 @@ class Target:
             [*event_shape], to a scalar.
           event_shape, support, dtype: as for `Target`.
         """
+        if not isinstance(vectorized, bool):
+            raise InvalidTypeError(f"vectorized must be True or False, got {vectorized!r}.")
         names = list(_named_latents(event_shape, support, float_dtype("dtype", dtype)))
         check_signature("log_prob", log_prob, names)
         function = NumpyFunction(log_prob, names, vectorized=vectorized)
@@ -130,10 +132,11 @@ class Target:
 
         Raises:
           InvalidValueError: a term has a wrong shape or mixes the draws.
+          LogProbError: log p raised an exception.
           NonFiniteError: most draws have a log density that is not finite; names the term.
         """
         check_terms(self.terms, values, self.latents)
-        terms = {name: term.numpy() for name, term in self.terms(values).items()}
+        terms = evaluated(self.terms, values)
         finite = np.all([np.isfinite(term) for term in terms.values()], axis=0)
         if finite.mean() < 0.5:
             raise NonFiniteError(
@@ -167,7 +170,8 @@ def _functions(log_prob: Any, log_prior: Any, log_likelihood: Any) -> dict[str, 
             raise InvalidValueError("give log_prob, or log_prior and log_likelihood, not both forms.")
         return {"log_prob": log_prob}
     if log_prior is None or log_likelihood is None:
-        missing = "log_prior" if log_likelihood is not None else "log_likelihood" if log_prior is not None else "log_prob"
+        given = {"log_likelihood": log_prior, "log_prior": log_likelihood}  # each one's missing half
+        missing = next((half for half, other in given.items() if other is not None), "log_prob")
         raise InvalidValueError(f"{missing} is missing: give log_prob, or both log_prior and log_likelihood.")
     return {"log_prior": log_prior, "log_likelihood": log_likelihood}
 
@@ -183,6 +187,9 @@ def _named_latents(event_shape: Any, support: Any, dtype: tf.DType) -> dict[str,
         support = {} if support is None else support if isinstance(support, Mapping) else {"z": support}
     if not event_shape:
         raise InvalidValueError("event_shape is empty: there is no latent to fit.")
+    for name in event_shape:
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"event_shape must be a dict {{latent name: shape}}, got {name!r} for a name.")
     if support is not None and not isinstance(support, Mapping):
         raise InvalidTypeError(f"support must be a dict {{latent: support}}, got {support!r}.")
     for name in support or {}:
@@ -199,9 +206,18 @@ def _named_latents(event_shape: Any, support: Any, dtype: tf.DType) -> dict[str,
 def _check_shape_suits(latent: Latent) -> None:
     if latent.is_discrete:
         return
-    needed = latent.support.bijector.forward_min_event_ndims
+    needed = latent.support.bijector.inverse_min_event_ndims
+    wanted = ("scalars", "a vector", "a matrix")[needed] if needed < 3 else f"at least {needed} axes"
+    if latent.support.name == "simplex":
+        wanted = "a vector of at least two parts"
     if len(latent.event_shape) < needed or (latent.support.name == "simplex" and latent.event_shape[-1] < 2):
         raise InvalidValueError(
-            f"event_shape[{latent.name!r}] is {latent.event_shape}, but support {latent.support.name!r} "
-            f"wants a vector of {'at least two parts' if latent.support.name == 'simplex' else 'numbers'}."
+            f"event_shape[{latent.name!r}] is {latent.event_shape}, but support {latent.support.name!r} wants {wanted}."
         )
+    try:
+        latent.support.bijector.forward(tf.zeros(latent.base_shape, latent.dtype))
+    except Exception as error:  # a bijector's own complaint about shape or dtype
+        raise InvalidValueError(
+            f"support[{latent.name!r}]: bijector {latent.support.name!r} gives no {latent.dtype.name} values of shape "
+            f"{latent.event_shape}: {one_line(error)}."
+        ) from error
