@@ -15,9 +15,10 @@ from bbsvi.errors import (
     LogProbError,
     NonFiniteError,
 )
-from bbsvi.fitting import Progress, fit
+from bbsvi.fitting import fit
 from bbsvi.optimization.convergence import Convergence
 from bbsvi.posterior import Diagnostics, Estimate, Posterior, load
+from bbsvi.run import Progress
 from bbsvi.scores import DenseScores, Scores, per_sample_gradients, per_sample_scores
 from bbsvi.targets import Target
 

@@ -196,7 +196,7 @@ class Posterior:
         arrays |= {f"history/{name}": array for name, array in self.history.items()}
         arrays |= {f"probe/{name}": value for name, value in values.items()}
         with open(path, "wb") as file:
-            np.savez(file, outline=np.array(json.dumps(outline)), log_p=log_p, **arrays)
+            np.savez(file, allow_pickle=False, **(arrays | {"outline": np.array(json.dumps(outline)), "log_p": log_p}))
 
     @functools.cached_property
     def _summary_draws(self) -> dict[str, np.ndarray]:
@@ -238,7 +238,9 @@ def load(path: str | Path, target: Any, *, data: Mapping[str, Any] | None = None
     outline = json.loads(str(stored["outline"]))
     target = target if isinstance(target, Target) else Target.from_joint(target, data)
     if _outline(target) != outline["latents"]:
-        raise InvalidValueError(f"{path} was fitted to the latents {outline['latents']}, the target has {_outline(target)}.")
+        raise InvalidValueError(
+            f"{path} was fitted to the latents {outline['latents']}, the target has {_outline(target)}."
+        )
     if outline["family"]["family"] == "Wrapped" and family is None:
         raise InvalidValueError(f"{path} holds a TFP distribution of your own: pass family=, built by the same code.")
     q = families.from_config(outline["family"], target) if family is None else families.resolve(family, target)

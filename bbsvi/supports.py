@@ -64,7 +64,7 @@ class Support:
         return tf.reduce_all(inside, axis=list(range(1, 1 + event_ndims)))
 
 
-class IsometricLogRatio(tfb.Bijector):
+class IsometricLogRatio(tfp.bijectors.Bijector):
     """The simplex from K - 1 reals: x = softmax(V z), V an orthonormal basis of {y: sum y = 0}.
 
     Every part is treated alike (a standard normal z gives exchangeable parts), which stick-breaking
@@ -205,10 +205,14 @@ def of_distribution(distribution: Any, dtype: tf.DType, latent: str) -> Support:
     if isinstance(inner, (tfd.InverseGamma, tfd.InverseGaussian)):  # TFP has another map for each
         return resolve("positive", dtype, latent)
     if isinstance(inner, (tfd.WishartTriL, tfd.WishartLinearOperator)):
+        if inner.input_output_cholesky:
+            raise InvalidValueError(
+                f"latent {latent!r} is {type(inner).__name__} with input_output_cholesky=True, whose density is that "
+                "of L L^T and not of its value L; leave that option out."
+            )
         # TFP's map applies softplus to the diagonal twice and never gets below log 2.
         cholesky = [tfb.TransformDiagonal(tfb.Exp()), tfb.FillTriangular()]
-        outer = [] if inner.input_output_cholesky else [tfb.CholeskyOuterProduct()]
-        return Support("positive_definite", tfb.Chain(outer + cholesky))
+        return Support("positive_definite", tfb.Chain([tfb.CholeskyOuterProduct(), *cholesky]))
     if isinstance(inner, tfd.LKJ):
         raise InvalidValueError(
             f"latent {latent!r} is LKJ, for which TFP's map from the reals has a wrong volume; use tfd.CholeskyLKJ, "
@@ -228,8 +232,8 @@ def of_distribution(distribution: Any, dtype: tf.DType, latent: str) -> Support:
         usable = False
     if not usable or inner.dtype.is_integer:
         raise InvalidValueError(
-            f"latent {latent!r}: no support is known for {type(inner).__name__} of {inner.dtype.name}; write the model "
-            f"as a bbsvi.Target with support={{{latent!r}: ...}}."
+            f"latent {latent!r}: no support is known for {type(inner).__name__} of {inner.dtype.name}; write the "
+            f"model as a bbsvi.Target with support={{{latent!r}: ...}}."
         )
     return support
 

@@ -28,17 +28,15 @@ class ScoreFunction:
     def __init__(self, *, control_variate: ControlVariate | str | None = "auto"):
         if control_variate is None:
             control_variate = NoControlVariate()
-        elif isinstance(control_variate, str):
-            if control_variate != "auto":
-                raise InvalidValueError(
-                    f"control_variate must be 'auto', None or a bbsvi.control_variates object, got {control_variate!r}."
-                )
+        elif control_variate == "auto":
             control_variate = LeaveOneOut()
-        elif not all(hasattr(control_variate, method) for method in ("init", "apply", "variance", "update")):
+        wanted = "control_variate must be 'auto', None or a bbsvi.control_variates object"
+        if isinstance(control_variate, str):
+            raise InvalidValueError(f"{wanted}, got {control_variate!r}.")
+        methods = ("init", "apply", "variance", "update")
+        if isinstance(control_variate, type) or not all(hasattr(control_variate, method) for method in methods):
             hint = f" (write {control_variate.__name__}())" if isinstance(control_variate, type) else ""
-            raise InvalidTypeError(
-                f"control_variate must be 'auto', None or a bbsvi.control_variates object, got {control_variate!r}{hint}."
-            )
+            raise InvalidTypeError(f"{wanted}, got {control_variate!r}{hint}.")
         self.control_variate: ControlVariate = control_variate
 
     @property
@@ -56,9 +54,7 @@ class ScoreFunction:
     ) -> tuple[GradientEstimate, Any]:
         return self.estimate_at(state, target, family, family.sample(sample_size, seed))
 
-    def estimate_at(
-        self, state: Any, target: Target, family: Family, draws: Draws
-    ) -> tuple[GradientEstimate, Any]:
+    def estimate_at(self, state: Any, target: Target, family: Family, draws: Draws) -> tuple[GradientEstimate, Any]:
         """The estimate from given draws, which have to be independent draws of q."""
         f, scores, is_usable, num_dropped = self._evaluate(target, family, draws)
         num_used = tf.cast(f.shape[0] - num_dropped, tf.float64)

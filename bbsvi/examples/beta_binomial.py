@@ -33,5 +33,5 @@ def beta_binomial() -> Example:
         log_evidence=float(log_evidence),
         source="conjugate: Beta(8, 10)",
     )
-    data = {"heads": np.float32(HEADS)}
+    data = {"heads": np.array(HEADS, np.float32)}
     return Example("beta_binomial", target, data, reference, lambda draws: {"p": draws["p"]}, "conjugate; made-up data")

@@ -100,14 +100,16 @@ class Steps:
             if not (self._may_fall_back and self.jit_compile and self.step == 0):
                 raise
             reason = str(error).strip().splitlines()[0][:200]
-            warnings.warn(f"XLA cannot compile this fit, running as a plain graph: {reason}", BBSVIWarning, stacklevel=2)
+            warnings.warn(
+                f"XLA cannot compile this fit, running as a plain graph: {reason}", BBSVIWarning, stacklevel=2
+            )
             self.jit_compile = False
             self._compile()
             result = self._compiled(*args)
         self._state, self._block, trace, blocks = result
         ended = (self.step + count) // BLOCK - self.step // BLOCK
         flat = [block.numpy()[:ended].reshape(ended, math.prod(block.shape[1:])) for block in blocks]
-        return Record(*(array.numpy()[:count] for array in trace), iterates=np.concatenate(flat, axis=1))
+        return Record._make([*(array.numpy()[:count] for array in trace), np.concatenate(flat, axis=1)])
 
     def _compile(self) -> None:
         self._compiled = tf.function(self._run, jit_compile=self.jit_compile, autograph=False)
@@ -171,7 +173,9 @@ def copy_optimizer(optimizer: Any) -> Any:
     A Keras optimizer is bound to the first variables it sees; copied, the same object serves any
     number of fits.
     """
-    if isinstance(optimizer, type) or not all(hasattr(optimizer, m) for m in ("get_config", "build", "apply_gradients")):
+    if isinstance(optimizer, type) or not all(
+        hasattr(optimizer, m) for m in ("get_config", "build", "apply_gradients")
+    ):
         hint = f" (write {optimizer.__name__}())" if isinstance(optimizer, type) else ""
         raise InvalidTypeError(f"optimizer must be a keras.optimizers.Optimizer, got {optimizer!r}{hint}.")
     if getattr(optimizer, "use_ema", False):

@@ -75,5 +75,3 @@ class NumpyFunction:
                 f"log_prob returned shape {list(result.shape)} for S = {num_draws} draws, wanted [{num_draws}]: {hint}."
             )
         return result
-
-

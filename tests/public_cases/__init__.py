@@ -1,0 +1,1 @@
+"""Cases that people reported to variational-inference libraries, with their right answers restated."""
