@@ -21,7 +21,7 @@ from bbsvi.randomness import as_seed, fold_in, new_seed
 from bbsvi.run import Plan, Progress, Run
 from bbsvi.targets import Target
 from bbsvi.targets.joint import is_joint
-from bbsvi.validation import positive_integer
+from bbsvi.validation import known_name, positive_integer
 
 DEFAULT_SAMPLE_SIZE = 64
 _CHECK_DRAWS = 64  # draws from the initial q that the checks before compilation look at
@@ -75,8 +75,10 @@ def fit(
     num_steps = positive_integer("num_steps", num_steps)
     rule = _checked_rule(convergence)
     optimizer = default_optimizer() if optimizer is None else copy_optimizer(optimizer)
-    if jit_compile not in (True, False, "auto"):
+    if not (isinstance(jit_compile, bool) or (isinstance(jit_compile, str) and jit_compile == "auto")):
         raise InvalidValueError(f"jit_compile must be True, False or 'auto', got {jit_compile!r}.")
+    if not isinstance(progress_bar, bool):
+        raise InvalidTypeError(f"progress_bar must be True or False, got {progress_bar!r}.")
     callbacks = _checked_callbacks(callbacks)
     seed = new_seed() if seed is None else seed
     root = as_seed(seed)
@@ -133,7 +135,8 @@ def _checked_sample_size(sample_size: Any, estimator: Estimator) -> int:
 
 
 def _checked_rule(convergence: Any) -> Convergence | None:
-    if convergence == "auto":
+    if isinstance(convergence, str):
+        known_name("convergence", convergence, ["auto"])
         return Convergence()
     if convergence is None or isinstance(convergence, Convergence):
         return convergence
@@ -143,6 +146,8 @@ def _checked_rule(convergence: Any) -> Convergence | None:
 def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Progress], Any], ...]:
     if callable(callbacks):
         return (callbacks,)
+    if not isinstance(callbacks, Sequence):
+        raise InvalidTypeError(f"callbacks must be a sequence of functions of a bbsvi.Progress, got {callbacks!r}.")
     for callback in callbacks:
         if not callable(callback):
             raise InvalidTypeError(f"callbacks must be functions of a bbsvi.Progress, got {callback!r}.")
@@ -164,7 +169,7 @@ def _checked_target(target: Any, data: Any) -> Target:
             "target is a function, which has no shapes: wrap it as bbsvi.Target(log_prob, event_shape={name: shape}, "
             "support={name: support})."
         )
-    raise InvalidTypeError(f"target must be a tfd.JointDistribution* or a bbsvi.Target, got {type(target).__name__}.")
+    raise InvalidTypeError(f"target must be a tfd.JointDistribution* or a bbsvi.Target, got {target!r}.")
 
 
 def _check_start(target: Target, family: Family, seed: Any) -> None:

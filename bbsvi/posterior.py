@@ -18,7 +18,7 @@ from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families import Family
 from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
-from bbsvi.validation import known_name, positive_integer
+from bbsvi.validation import known_name, one_line, positive_integer
 
 _BATCH = 10_000  # draws evaluated at once
 _SUMMARY_DRAWS = 20_000
@@ -67,7 +67,8 @@ class Posterior:
     Attributes:
       target, family: log p and q. The family's variables hold the fitted parameters.
       history: {"step", "elbo", "elbo_standard_error", "gradient_norm", "gradient_snr",
-        "dropped_draws", "seconds"}, one entry a step. The ELBO entries are each from one step's draws.
+        "dropped_draws", "seconds"}, one entry a step. The ELBO entries are each from one step's draws;
+        a step that could not be used (a NaN, or too few finite draws) has nan.
       converged: whether the convergence rule was met.
       message: how the fit ended, in a sentence.
       seed: the seed that the fit ran with.
@@ -92,7 +93,7 @@ class Posterior:
         return {name: value.numpy() for name, value in self.family.sample(size, as_seed(seed)).value.items()}
 
     def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
-        """log q at given values, [S].
+        """log q at given values, [S]; -inf outside a support.
 
         Args:
           values: {name: [S, *event]}, in the model's space.
@@ -106,14 +107,23 @@ class Posterior:
         for name, latent in latents.items():
             if name not in values:
                 raise InvalidValueError(f"values: latent {name!r} is missing; wanted {sorted(latents)}.")
-            arrays[name] = np.asarray(values[name]).astype(latent.dtype.as_numpy_dtype)
+            try:
+                arrays[name] = np.asarray(values[name]).astype(latent.dtype.as_numpy_dtype)
+            except (TypeError, ValueError) as error:
+                problem = f"values[{name!r}] must be an array of numbers, got {one_line(error)}."
+                raise InvalidTypeError(problem) from error
             if arrays[name].ndim != 1 + len(latent.event_shape) or arrays[name].shape[1:] != latent.event_shape:
                 wanted = "[S" + "".join(f", {dim}" for dim in latent.event_shape) + "]"
                 raise InvalidValueError(f"values[{name!r}] has shape {list(arrays[name].shape)}, wanted {wanted}.")
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise InvalidValueError(f"values have different numbers of draws: {sizes}.")
-        return self.family.log_prob(self.family.draws_at(arrays)).numpy()
+        inside = [
+            np.asarray(latent.support.contains(arrays[name], len(latent.event_shape)))
+            for name, latent in latents.items()
+        ]
+        log_q = self.family.log_prob(self.family.draws_at(arrays)).numpy()
+        return np.where(np.all(inside, axis=0), log_q, -np.inf).astype(log_q.dtype)
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means, from 20,000 draws."""

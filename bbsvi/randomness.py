@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bbsvi.errors import InvalidTypeError
+from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.typing import Seed, Tensor
 
 _ALGORITHM = "philox"
@@ -21,6 +21,8 @@ def as_seed(seed: Any) -> Seed:
     """A stateless seed, int32 [2], from an int of up to 64 bits."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise InvalidTypeError(f"seed must be an int, got {seed!r} ({type(seed).__name__}).")
+    if not -(2**63) <= seed < 2**64:
+        raise InvalidValueError(f"seed must fit in 64 bits, got {seed}.")
     words = np.array([int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF], dtype=np.uint32)
     return tf.constant(words.view(np.int32))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
-from bbsvi.errors import ConvergenceWarning, NonFiniteError
+from bbsvi.errors import BBSVIWarning, ConvergenceWarning, NonFiniteError
 from bbsvi.estimators import Estimator
 from bbsvi.families import Family
 from bbsvi.optimization.averaging import Iterates
@@ -98,6 +98,8 @@ class Run:
         posterior = self._posterior(ending)
         if self.plan.rule is not None and not posterior.converged:
             warnings.warn(posterior.message, ConvergenceWarning, stacklevel=3)
+        elif posterior.history["dropped_draws"].any():
+            warnings.warn(posterior.message, BBSVIWarning, stacklevel=3)
         return posterior
 
     def _run(self, interrupted: threading.Event, bar: Any) -> str:
@@ -166,7 +168,15 @@ class Run:
         sentence = ending or f"{'Converged after' if verdict.converged else 'Ran'} {self.steps.step} steps."
         if not verdict.converged:
             sentence += f" Not converged: {self._reason(verdict, rule)}"
-        return Posterior(self.target, self.family, self.history.arrays(), verdict.converged, sentence, self.plan.seed)
+        history = self.history.arrays()
+        dropped = int(history["dropped_draws"].sum())
+        if dropped:
+            drawn = len(history["step"]) * self.plan.sample_size
+            sentence += (
+                f" {dropped} of {drawn} draws had log p = -inf, outside what the model allows, and were left out: the "
+                "history's ELBO is over the others."
+            )
+        return Posterior(self.target, self.family, history, verdict.converged, sentence, self.plan.seed)
 
     def _reason(self, verdict: Verdict, rule: Convergence) -> str:
         if verdict.error is not None:

@@ -59,6 +59,9 @@ class DenseScores:
         return self._arrays[0].shape[0]
 
     def _weights(self, w: Tensor) -> Tensor:
+        w = tf.convert_to_tensor(w)
+        if not (w.dtype.is_floating or w.dtype.is_integer):
+            raise InvalidTypeError(f"weights must be numbers, got dtype {w.dtype.name}.")
         w = tf.cast(w, self._arrays[0].dtype)
         if not w.shape.is_compatible_with([self.num_draws]):
             raise InvalidValueError(f"weights have shape {w.shape.as_list()}, wanted [{self.num_draws}].")
@@ -110,34 +113,41 @@ def per_sample_gradients(
         raise InvalidTypeError(f"fn must be a function of one sample, got {type(fn).__name__}.")
     samples = tf.nest.map_structure(tf.convert_to_tensor, samples)
     flat = tf.nest.flatten(samples)
+    if isinstance(variables, (tf.Variable, tf.Tensor)) or not all(isinstance(v, tf.Variable) for v in variables or ()):
+        raise InvalidTypeError(f"variables must be None or a list of tf.Variables, got {variables!r}.")
     if any(sample.shape.rank == 0 for sample in flat) or len({sample.shape[0] for sample in flat}) != 1:
         shapes = [sample.shape.as_list() for sample in flat]
         raise InvalidValueError(f"samples must all begin with one sample axis, [S, *event]; got shapes {shapes}.")
 
     def scalar(sample: Any) -> Tensor:
-        result = tf.convert_to_tensor(fn(sample))
-        if result.shape.rank != 0:
-            raise InvalidValueError(f"fn of one sample must be a scalar, got shape {result.shape.as_list()}.")
+        result = fn(sample)
+        if not tf.is_tensor(result):
+            raise InvalidTypeError(f"fn of one sample must return a scalar tensor, got {type(result).__name__}.")
+        if result.shape.rank != 0 or not result.dtype.is_floating:
+            raise InvalidValueError(
+                f"fn of one sample must return a scalar float, got {result.dtype.name} of shape {result.shape}."
+            )
         return result
 
-    if variables is None:
-        if not all(sample.dtype.is_floating for sample in flat):
-            raise InvalidTypeError(f"samples must be floats to differentiate by, got {[s.dtype.name for s in flat]}.")
-        # fn(x_s) depends on x_s alone, so the gradient of the sum is the gradient of each.
-        with tf.GradientTape() as tape:
-            tape.watch(samples)
-            total = tf.reduce_sum(tf.vectorized_map(scalar, samples))
-        return tape.gradient(total, samples, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    if variables is None and not all(sample.dtype.is_floating for sample in flat):
+        raise InvalidTypeError(f"samples must be floats to differentiate by, got {[s.dtype.name for s in flat]}.")
 
-    variables = list(variables)
-
-    def gradient(sample: Any) -> list[Tensor]:
+    # The tape lies inside the map: around it, XLA takes the samples for constants and compiles anew for every batch.
+    def gradient(sample: Any) -> Any:
+        sources = sample if variables is None else list(variables)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
+            tape.watch(sources)
             value = scalar(sample)
-        return tape.gradient(value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return tape.gradient(value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-    return tf.vectorized_map(gradient, samples)
+    return _vectorized_map(gradient, samples)
+
+
+def _vectorized_map(fn: Callable[[Any], Any], samples: Any) -> Any:
+    if not tf.executing_eagerly():
+        return tf.vectorized_map(fn, samples)
+    # Eagerly it would trace a graph with autograph, which puts errors of its own in place of fn's.
+    return tf.function(lambda: tf.vectorized_map(fn, samples), autograph=False)()
 
 
 def per_sample_scores(distribution: Any, samples: Any) -> DenseScores:
@@ -149,10 +159,17 @@ def per_sample_scores(distribution: Any, samples: Any) -> DenseScores:
         gradient flows through how they were drawn.
 
     Raises:
-      InvalidValueError: the distribution has no trainable variables.
+      InvalidValueError: the distribution has no trainable variables, or a batch shape.
+      InvalidTypeError: not a distribution.
     """
+    if not hasattr(distribution, "log_prob") or not hasattr(distribution, "trainable_variables"):
+        raise InvalidTypeError(f"distribution must be a tfd.Distribution, got {type(distribution).__name__}.")
     variables = list(distribution.trainable_variables)
     if not variables:
         raise InvalidValueError(f"{distribution!r} has no trainable variables, so it has no scores.")
+    if isinstance(distribution.batch_shape, tf.TensorShape) and distribution.batch_shape.rank:
+        raise InvalidValueError(
+            f"distribution has batch shape {distribution.batch_shape.as_list()}, wanted []: wrap it in tfd.Independent."
+        )
     samples = tf.nest.map_structure(tf.stop_gradient, tf.nest.map_structure(tf.convert_to_tensor, samples))
     return DenseScores(per_sample_gradients(distribution.log_prob, samples, variables))

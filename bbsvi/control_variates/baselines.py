@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bbsvi.control_variates.base import Reweighting, Weights
-from bbsvi.errors import InvalidValueError
+from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.scores import Scores
 from bbsvi.typing import Tensor
 
@@ -55,6 +55,8 @@ class MovingAverage(Reweighting):
     """
 
     def __init__(self, *, decay: float = 0.9):
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+            raise InvalidTypeError(f"decay must be a number, got {decay!r}.")
         if not 0.0 <= decay < 1.0:
             raise InvalidValueError(f"decay must lie in [0, 1), got {decay!r}.")
         self.decay = decay

@@ -16,7 +16,7 @@ class GradientEstimate(NamedTuple):
     gradient_variance: list[Tensor]  # of each element of the gradient
     elbo: Tensor  # [], float64, mean of log p - log q over the usable draws
     elbo_variance: Tensor  # [], float64, of that mean
-    num_dropped: Tensor  # [], int32, draws left out: log p - log q not finite
+    num_dropped: Tensor  # [], int32, draws left out: log p is -inf there
     is_usable: Tensor  # [], bool; False: too few draws are finite, or a NaN among them
 
 

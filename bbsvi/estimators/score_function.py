@@ -84,11 +84,12 @@ class ScoreFunction:
         num_finite = tf.reduce_sum(tf.cast(finite, tf.int32))
         num_draws = f.shape[0]
         needed = max(self.minimum_sample_size, (num_draws + 1) // 2)
-        legal = tf.reduce_all(finite | (f == float("-inf")))
+        outside = tf.equal(f, float("-inf"))
+        legal = tf.reduce_all(finite | outside)
         total = tf.reduce_sum(tf.where(finite, f, tf.zeros_like(f)))
         mean = total / tf.cast(tf.maximum(num_finite, 1), tf.float64)
         f = tf.where(finite, f, mean)
-        return f, family.scores(draws), legal & (num_finite >= needed), num_draws - num_finite
+        return f, family.scores(draws), legal & (num_finite >= needed), tf.reduce_sum(tf.cast(outside, tf.int32))
 
 
 def _where(condition: Tensor, new: Any, old: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -41,11 +42,8 @@ class FullRankFactor(Factor):
     def scale_tril(self) -> Tensor:
         """L, [D, D]."""
         dim = self.loc.shape[0]
-        # Row i of the strict lower triangle begins at i (i - 1) / 2 of `lower`; what lies on or above
-        # the diagonal points at the zero put behind its end.
-        positions = [[i * (i - 1) // 2 + j if j < i else -1 for j in range(dim)] for i in range(dim)]
-        padded = tf.concat([self.lower, tf.zeros([1], self.lower.dtype)], axis=0)
-        lower = tf.gather(padded, tf.constant(positions) % tf.shape(padded)[0])
+        positions = np.stack(np.tril_indices(dim, -1), axis=-1)  # row by row
+        lower = tf.scatter_nd(tf.constant(positions, tf.int32), self.lower, [dim, dim])
         return tf.linalg.set_diag(lower, positive_scale(self.log_diag))
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bbsvi.diagnostics import batch_means_error, split_rhat
-from bbsvi.errors import InvalidValueError
+from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.optimization.averaging import Iterates
 
 _FRACTIONS = (0.8, 0.65, 0.5)  # windows tried: this much of the record, its newest part
@@ -42,6 +42,10 @@ class Convergence:
     tolerance: float = 0.001
 
     def __post_init__(self) -> None:
+        for name in ("rhat", "tolerance"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InvalidTypeError(f"{name} must be a number, got {value!r}.")
         if not self.rhat > 1:
             raise InvalidValueError(f"rhat must be above 1, got {self.rhat!r}.")
         if not self.tolerance > 0:

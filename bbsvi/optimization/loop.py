@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ _CALL_SECONDS = 0.5  # a compiled call longer than this keeps Ctrl-C and the pro
 
 
 class Record(NamedTuple):
-    """What a run of steps leaves behind, as numpy arrays."""
+    """What a run of n steps leaves behind, as numpy arrays; nan where a step was not usable."""
 
     elbo: np.ndarray  # [n]
     elbo_variance: np.ndarray  # [n]
@@ -63,7 +62,8 @@ class Steps:
         # Step seeds count from 0; the estimator's own first batch comes from a stream beside them.
         self._seed = seed
         self._state = estimator.init(target, family, sample_size=sample_size, seed=fold_in(seed, -1))
-        self._block = [tf.zeros_like(variable) for variable in self._variables]
+        self._num_parameters = sum(variable.shape.num_elements() for variable in self._variables)
+        self._block = tf.zeros([self._num_parameters], tf.float64)
         self._may_fall_back = jit_compile == "auto"
         if jit_compile == "auto":
             jit_compile = target.is_compilable and family.suits_xla
@@ -108,36 +108,36 @@ class Steps:
             result = self._compiled(*args)
         self._state, self._block, trace, blocks = result
         ended = (self.step + count) // BLOCK - self.step // BLOCK
-        flat = [block.numpy()[:ended].reshape(ended, math.prod(block.shape[1:])) for block in blocks]
-        return Record._make([*(array.numpy()[:count] for array in trace), np.concatenate(flat, axis=1)])
+        *floats, dropped, usable = trace.numpy()[:count].T
+        return Record._make([*floats, dropped.astype(int), usable.astype(bool), blocks.numpy()[:ended]])
 
     def _compile(self) -> None:
         self._compiled = tf.function(self._run, jit_compile=self.jit_compile, autograph=False)
 
-    def _run(self, start: Tensor, count: Tensor, state: Any, block: Any) -> Any:
-        trace_dtypes = [tf.float64, tf.float64, tf.float64, tf.float64, tf.int32, tf.bool]
-        trace = tuple(tf.TensorArray(dtype, CHUNK, element_shape=[]) for dtype in trace_dtypes)
-        blocks = tuple(tf.TensorArray(v.dtype, CHUNK // BLOCK + 1, element_shape=v.shape) for v in self._variables)
+    def _run(self, start: Tensor, count: Tensor, state: Any, block: Tensor) -> Any:
+        # Few wide writes: in a compiled step this small, what counts is the number of operations.
+        trace = tf.TensorArray(tf.float64, CHUNK, element_shape=[_TRACED])
+        blocks = tf.TensorArray(tf.float64, CHUNK // BLOCK + 1, element_shape=[self._num_parameters])
 
-        def body(step: Tensor, state: Any, block: Any, trace: Any, blocks: Any) -> Any:
+        def body(step: Tensor, state: Any, block: Tensor, trace: Any, blocks: Any) -> Any:
             estimate, state = self._estimator.estimate(
                 state, self._target, self._family, sample_size=self._sample_size, seed=fold_in(self._seed, step)
             )
             self._apply(estimate)
-            trace = tuple(a.write(step - start, x) for a, x in zip(trace, _traced(estimate), strict=True))
-            block = [b + v / BLOCK for b, v in zip(block, self._variables, strict=True)]
-            # The slot of a block still open is written over until the step that ends it.
-            slot = (step + 1) // BLOCK - start // BLOCK - 1
+            trace = trace.write(step - start, _traced(estimate))
+            flat = [tf.reshape(tf.cast(variable, tf.float64), [-1]) for variable in self._variables]
+            block = block + tf.concat(flat, axis=0) / BLOCK
+            # While a block is open it goes to the last slot, which nobody reads.
             ends = tf.equal((step + 1) % BLOCK, 0)
-            slot = tf.where(ends, slot, CHUNK // BLOCK)
-            blocks = tuple(a.write(slot, b) for a, b in zip(blocks, block, strict=True))
-            block = [tf.where(ends, tf.zeros_like(b), b) for b in block]
+            slot = tf.where(ends, (step + 1) // BLOCK - start // BLOCK - 1, CHUNK // BLOCK)
+            blocks = blocks.write(slot, block)
+            block = tf.where(ends, tf.zeros_like(block), block)
             return step + 1, state, block, trace, blocks
 
         _, state, block, trace, blocks = tf.while_loop(
             lambda step, *_: step < start + count, body, (start, state, block, trace, blocks)
         )
-        return state, block, [array.stack() for array in trace], [array.stack() for array in blocks]
+        return state, block, trace.stack(), blocks.stack()
 
     def _apply(self, estimate: GradientEstimate) -> None:
         # The square has to be finite too: optimizers keep a running mean of it in the same dtype.
@@ -151,20 +151,20 @@ class Steps:
         tf.cond(estimate.is_usable & tf.reduce_all(finite), move, lambda: tf.constant(False))
 
 
-def _traced(estimate: GradientEstimate) -> tuple[Tensor, ...]:
-    squares = [tf.reduce_sum(tf.square(tf.cast(g, tf.float64))) for g in estimate.gradient]
-    variances = [tf.reduce_sum(tf.cast(v, tf.float64)) for v in estimate.gradient_variance]
-    norm, noise = tf.sqrt(tf.add_n(squares)), tf.sqrt(tf.add_n(variances))
-    usable = estimate.is_usable & tf.math.is_finite(norm)
-    nan = tf.constant(float("nan"), tf.float64)
-    return (
-        tf.where(usable, estimate.elbo, nan),
-        tf.where(usable, estimate.elbo_variance, nan),
-        tf.where(usable, norm, nan),
-        tf.where(usable, norm / noise, nan),
-        estimate.num_dropped,
-        usable,
-    )
+_TRACED = len(Record._fields) - 1  # all but the iterates
+
+
+def _traced(estimate: GradientEstimate) -> Tensor:
+    """A step's row of the trace, float64 [_TRACED]."""
+    square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(g, tf.float64))) for g in estimate.gradient])
+    variance = tf.add_n([tf.reduce_sum(tf.cast(v, tf.float64)) for v in estimate.gradient_variance])
+    # Noise alone has a squared norm of its own variance, which is no signal.
+    snr = tf.sqrt(tf.math.divide_no_nan(tf.maximum(square - variance, 0), variance))
+    usable = estimate.is_usable & tf.math.is_finite(square)
+    row = tf.stack([estimate.elbo, estimate.elbo_variance, tf.sqrt(square), snr])
+    row = tf.where(usable, row, tf.constant(float("nan"), tf.float64))
+    counts = [tf.cast(estimate.num_dropped, tf.float64), tf.cast(usable, tf.float64)]
+    return tf.concat([row, tf.stack(counts)], axis=0)
 
 
 def copy_optimizer(optimizer: Any) -> Any:

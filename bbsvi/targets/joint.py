@@ -173,6 +173,8 @@ def _parents(joint: Any, names: list[str]) -> dict[str, set[str]]:
     for here in draws[:2]:  # at two points: a density may be flat at one of them
         parts = _by_name(joint, joint.log_prob_parts(**here))
         for changed in names:
+            if not tf.size(here[changed]):
+                continue
             others = [draw[changed] for draw in draws if not np.array_equal(draw[changed], here[changed])]
             # What never moves may be anyone's parent.
             moved = _by_name(joint, joint.log_prob_parts(**{**here, changed: others[0]})) if others else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from bbsvi import supports
-from bbsvi.errors import InvalidTypeError, InvalidValueError, NonFiniteError
+from bbsvi.errors import BBSVIWarning, InvalidTypeError, InvalidValueError, NonFiniteError
 from bbsvi.targets import joint as joints
 from bbsvi.targets.base import Latent, Terms, check_signature, check_terms, evaluated, probe_sizes
 from bbsvi.targets.black_box import NumpyFunction, function_terms
@@ -127,22 +128,30 @@ class Target:
     def check(self, values: Values) -> None:
         """That log p is a log density: [S] for two different S, each draw on its own, no NaN.
 
+        -inf says that a draw is outside what the model allows: a few are worth a warning, more than
+        half an error.
+
         Args:
-          values: draws, {name: [S, *event]}, more than a handful.
+          values: draws of the initial q, {name: [S, *event]}, more than a handful.
 
         Raises:
           InvalidValueError: a term has a wrong shape or mixes the draws.
           LogProbError: log p raised an exception.
-          NonFiniteError: most draws have a log density that is not finite; names the term.
+          NonFiniteError: a term is NaN or +inf at a draw, or -inf at most of them; names the term.
         """
         check_terms(self.terms, values, self.latents)
         terms = evaluated(self.terms, values)
-        finite = np.all([np.isfinite(term) for term in terms.values()], axis=0)
-        if finite.mean() < 0.5:
-            raise NonFiniteError(
-                f"log p is not finite for {np.sum(~finite)} of {len(finite)} draws from the initial q; "
-                f"{self.name_non_finite(terms, values)}"
-            )
+        total = np.sum([np.asarray(term, np.float64) for term in terms.values()], axis=0)
+        finite = np.isfinite(total)
+        if finite.all():
+            return
+        sentence = (
+            f"log p is not finite for {np.sum(~finite)} of {len(finite)} draws from the initial q; "
+            f"{self.name_non_finite(terms, values)}"
+        )
+        if np.any(~finite & (total != -np.inf)) or finite.mean() < 0.5:
+            raise NonFiniteError(sentence)
+        warnings.warn(f"{sentence} Such draws are left out of the gradients.", BBSVIWarning, stacklevel=4)
 
     def name_non_finite(self, terms: Mapping[str, Any], values: Values) -> str:
         """A sentence naming the first term that is not finite, and the draw it happened at."""
