@@ -44,7 +44,8 @@ class Diagnostics:
         corrected by importance weighting.
       k_hat_threshold: min(1 - 1 / log10 S, 0.7).
       elbo: lower bound on the log evidence, with standard error.
-      snr: signal-to-noise ratio of the gradient over the last steps (near zero at an optimum).
+      snr: median signal-to-noise ratio of the last 250 steps' gradients, each the norm of the gradient,
+        less what noise alone would give, over its standard error. Below 1 at an optimum.
       converged: whether the convergence rule was met.
       messages: the same in plain sentences.
     """
@@ -96,7 +97,10 @@ class Posterior:
         """log q at given values, [S]; -inf outside a support.
 
         Args:
-          values: {name: [S, *event]}, in the model's space.
+          values: {name: [S, *event]}, in the model's space; taken in q's own dtype.
+
+        Raises:
+          InvalidValueError, InvalidTypeError: naming the latent that is missing, unknown or ill-shaped.
         """
         latents = self.target.latents
         if not isinstance(values, Mapping):
@@ -118,12 +122,14 @@ class Posterior:
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise InvalidValueError(f"values have different numbers of draws: {sizes}.")
-        inside = [
-            np.asarray(latent.support.contains(arrays[name], len(latent.event_shape)))
-            for name, latent in latents.items()
-        ]
         log_q = self.family.log_prob(self.family.draws_at(arrays)).numpy()
-        return np.where(np.all(inside, axis=0), log_q, -np.inf).astype(log_q.dtype)
+        for name, latent in latents.items():
+            inside = np.asarray(latent.support.contains(arrays[name], len(latent.event_shape)))
+            if latent.is_discrete:  # 1.5 is no count, though the cast made one of it
+                whole = np.asarray(arrays[name] == np.asarray(values[name]))
+                inside = inside & whole.reshape(len(whole), -1).all(axis=1)
+            log_q = np.where(inside, log_q, -np.inf).astype(log_q.dtype)
+        return log_q
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means, from 20,000 draws."""
@@ -167,11 +173,14 @@ class Posterior:
         elif shape <= threshold:
             verdict = "q is usable, importance weighting would improve it"
         else:
-            verdict = "do not trust tails and variances: q misses part of the posterior; try a richer family"
+            verdict = (
+                "do not trust variances and tails, q misses part of the posterior: try a richer family, or write the "
+                "model in another way"
+            )
         messages.append(f"k-hat {shape:.2f} (trust below {threshold:.2f}): {verdict}.")
         recent = self.history["gradient_snr"][-250:]
         snr = float(np.nanmedian(recent)) if np.isfinite(recent).any() else np.nan
-        messages.append(f"Gradient signal-to-noise ratio over the last steps: {snr:.2f}.")
+        messages.append(f"Signal-to-noise ratio of the last steps' gradients: {snr:.2f} (at an optimum, below 1).")
         return Diagnostics(shape, threshold, elbo, snr, self.converged, tuple(messages))
 
     def to_inference_data(self, sample_size: int = 4_000, seed: int = 0) -> Any:

@@ -91,7 +91,7 @@ def test_elbo_has_an_honest_standard_error(posterior):
 def test_summary_has_arviz_columns(posterior):
     summary = posterior.summary()
     assert list(summary.columns) == ["mean", "sd", "hdi_3%", "hdi_97%"]
-    assert list(summary.index) == ["x[0]", "x[1]", "rate", "k"]
+    assert list(summary.index) == ["k", "rate", "x[0]", "x[1]"]
 
 
 def test_diagnose(posterior):
