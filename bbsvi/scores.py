@@ -42,6 +42,16 @@ class Scores(Protocol):
         """The scores themselves, [S, *variable.shape] each."""
 
 
+def checked_weights(w: Tensor, num_draws: int, dtype: tf.DType) -> Tensor:
+    """w as [S] in the scores' dtype."""
+    w = tf.convert_to_tensor(w)
+    if not (w.dtype.is_floating or w.dtype.is_integer):
+        raise InvalidTypeError(f"weights must be numbers, got dtype {w.dtype.name}.")
+    if not w.shape.is_compatible_with([num_draws]):
+        raise InvalidValueError(f"weights have shape {w.shape.as_list()}, wanted [{num_draws}].")
+    return tf.cast(w, dtype)
+
+
 class DenseScores:
     """Scores held as arrays, [S, *variable.shape] each."""
 
@@ -52,30 +62,24 @@ class DenseScores:
         sizes = {array.shape[0] for array in arrays}
         if len(sizes) > 1:
             raise InvalidValueError(f"scores of different numbers of draws: {sorted(map(str, sizes))}.")
+        dtypes = {array.dtype.name for array in arrays}
+        if len(dtypes) > 1:
+            raise InvalidTypeError(f"scores of different dtypes: {sorted(dtypes)}.")
         self._arrays = arrays
 
     @property
     def num_draws(self) -> int:
         return self._arrays[0].shape[0]
 
-    def _weights(self, w: Tensor) -> Tensor:
-        w = tf.convert_to_tensor(w)
-        if not (w.dtype.is_floating or w.dtype.is_integer):
-            raise InvalidTypeError(f"weights must be numbers, got dtype {w.dtype.name}.")
-        w = tf.cast(w, self._arrays[0].dtype)
-        if not w.shape.is_compatible_with([self.num_draws]):
-            raise InvalidValueError(f"weights have shape {w.shape.as_list()}, wanted [{self.num_draws}].")
-        return w
-
     def _flat(self) -> list[Tensor]:
         return [tf.reshape(array, [self.num_draws, -1]) for array in self._arrays]
 
     def weighted_sum(self, w: Tensor) -> list[Tensor]:
-        w = self._weights(w)
+        w = checked_weights(w, self.num_draws, self._arrays[0].dtype)
         return [tf.tensordot(w, array, 1) for array in self._arrays]
 
     def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
-        w = self._weights(w)
+        w = checked_weights(w, self.num_draws, self._arrays[0].dtype)
         return [tf.tensordot(w, tf.square(array), 1) for array in self._arrays]
 
     def squared_norms(self) -> Tensor:
@@ -86,6 +90,32 @@ class DenseScores:
 
     def dense(self) -> list[Tensor]:
         return list(self._arrays)
+
+
+class BlockScores:
+    """Scores of a product: each factor's own, one after the other."""
+
+    def __init__(self, parts: Sequence[Scores]):
+        self._parts = list(parts)
+
+    @property
+    def num_draws(self) -> int:
+        return self._parts[0].num_draws
+
+    def weighted_sum(self, w: Tensor) -> list[Tensor]:
+        return [array for part in self._parts for array in part.weighted_sum(w)]
+
+    def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
+        return [array for part in self._parts for array in part.weighted_square_sum(w)]
+
+    def squared_norms(self) -> Tensor:
+        return tf.add_n([part.squared_norms() for part in self._parts])
+
+    def gram(self) -> Tensor:
+        return tf.add_n([part.gram() for part in self._parts])
+
+    def dense(self) -> list[Tensor]:
+        return [array for part in self._parts for array in part.dense()]
 
 
 def per_sample_gradients(

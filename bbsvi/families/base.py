@@ -16,7 +16,7 @@ import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.randomness import fold_in
-from bbsvi.scores import DenseScores, Scores, per_sample_gradients
+from bbsvi.scores import BlockScores, DenseScores, Scores, per_sample_gradients
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
 
@@ -62,6 +62,10 @@ class Factor(tf.Module):
         """log density in the base space, of one draw or of S."""
         (latent,) = self.latents
         return self.distribution.log_prob(base[latent.name])
+
+    def scores(self, base: Mapping[str, Tensor]) -> Scores:
+        """Scores at S base values, held fixed: dense, unless a subclass knows their structure."""
+        return DenseScores(per_sample_gradients(self.log_prob, dict(base), self.trainable_variables))
 
     def to_value(self, name: str, base: Tensor) -> tuple[Tensor, Tensor]:
         """A base value [S, *base_shape] in the model's space, and log|det| [S]."""
@@ -145,11 +149,11 @@ class Family(tf.Module):
 
     def scores(self, draws: Draws) -> Scores:
         """Scores at fixed draws. A bijector has no parameters, so they are those of the base."""
-        arrays: list[Tensor] = []
+        parts = []
         for factor in self.factors:
             base = {latent.name: tf.stop_gradient(draws.base[latent.name]) for latent in factor.latents}
-            arrays += per_sample_gradients(factor.log_prob, base, factor.trainable_variables)
-        return DenseScores(arrays)
+            parts.append(factor.scores(base))
+        return BlockScores(parts)
 
     def draws_at(self, values: Mapping[str, Any]) -> Draws:
         """Draws at given values in the model's space, {name: [S, *event]}, by the bijectors' inverses."""

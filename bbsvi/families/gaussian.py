@@ -13,6 +13,7 @@ import tensorflow_probability as tfp
 from bbsvi.families.base import Factor, Family, check_target, split_latents
 from bbsvi.families.factors import default_factor, positive_scale
 from bbsvi.randomness import normal
+from bbsvi.scores import DenseScores, checked_weights
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
 
@@ -67,12 +68,79 @@ class FullRankFactor(Factor):
         }
 
     def log_prob(self, base: Mapping[str, Tensor]) -> Tensor:
+        return self.distribution.log_prob(self._flat(base))
+
+    def scores(self, base: Mapping[str, Tensor]) -> FullRankScores:
+        scale = self.scale_tril
+        noise = tf.linalg.triangular_solve(scale, tf.transpose(self._flat(base) - self.loc))
+        delta = tf.linalg.triangular_solve(scale, noise, adjoint=True)
+        return FullRankScores(
+            tf.transpose(noise), tf.transpose(delta), tf.exp(self.log_diag), tf.linalg.diag_part(scale)
+        )
+
+    def _flat(self, base: Mapping[str, Tensor]) -> Tensor:
+        """One draw [D] or S draws [S, D] of all latents, end to end."""
         parts = []
-        for latent in self.latents:
+        for latent, size in zip(self.latents, self._sizes, strict=True):
             part = base[latent.name]
             batch = part.shape[: part.shape.rank - len(latent.base_shape)]
-            parts.append(tf.reshape(part, [*batch, math.prod(latent.base_shape)]))
-        return self.distribution.log_prob(tf.concat(parts, axis=-1))
+            parts.append(tf.reshape(part, [*batch, size]))
+        return tf.concat(parts, axis=-1)
+
+
+class FullRankScores:
+    """Scores of N(loc, L L^T) by `loc`, `log_diag` and `lower`, never formed unless asked for.
+
+    With noise e = L^-1 (z - loc) and delta u = L^-T e, the score is u by loc, u_i e_j by L_ij below
+    the diagonal and u_i e_i - 1 / L_ii on it: an outer product, whose weighted sums are matrix
+    products, as in Goodfellow 2015, "Efficient per-example gradient computations", arXiv:1510.01799.
+
+    Args:
+      noise, delta: e and u, [S, D].
+      slope: d L_ii / d log_diag_i, [D].
+      diagonal: L_ii, [D].
+    """
+
+    def __init__(self, noise: Tensor, delta: Tensor, slope: Tensor, diagonal: Tensor):
+        self._noise, self._delta = noise, delta
+        self._log_diag = slope * (noise * delta - 1 / diagonal)  # [S, D]
+        self._below = np.stack(np.tril_indices(noise.shape[1], -1), axis=-1)
+
+    @property
+    def num_draws(self) -> int:
+        return self._noise.shape[0]
+
+    def _by_variable(self, loc: Tensor, log_diag: Tensor, outer: Tensor) -> list[Tensor]:
+        """`outer` [..., D, D] gives `lower` its elements below the diagonal, row by row."""
+        if not len(self._below):
+            return [loc, log_diag]
+        last = outer.shape[-1] * outer.shape[-1]
+        flat = tf.reshape(outer, [*outer.shape[:-2], last])
+        return [loc, log_diag, tf.gather(flat, self._below @ [outer.shape[-1], 1], axis=-1)]
+
+    def weighted_sum(self, w: Tensor) -> list[Tensor]:
+        w = checked_weights(w, self.num_draws, self._noise.dtype)
+        return self._powers(w, self._noise, self._delta, self._log_diag)
+
+    def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
+        w = checked_weights(w, self.num_draws, self._noise.dtype)
+        return self._powers(w, tf.square(self._noise), tf.square(self._delta), tf.square(self._log_diag))
+
+    def _powers(self, w: Tensor, noise: Tensor, delta: Tensor, log_diag: Tensor) -> list[Tensor]:
+        outer = tf.matmul(w[:, None] * delta, noise, transpose_a=True)
+        return self._by_variable(tf.tensordot(w, delta, 1), tf.tensordot(w, log_diag, 1), outer)
+
+    def squared_norms(self) -> Tensor:
+        # sum_{j < i} u_i^2 e_j^2, from running sums of e_j^2.
+        before = tf.cumsum(tf.square(self._noise), axis=1, exclusive=True)
+        return tf.reduce_sum(tf.square(self._delta) * (1 + before) + tf.square(self._log_diag), axis=1)
+
+    def gram(self) -> Tensor:
+        return DenseScores(self.dense()).gram()
+
+    def dense(self) -> list[Tensor]:
+        outer = self._delta[:, :, None] * self._noise[:, None, :]
+        return self._by_variable(self._delta, self._log_diag, outer)
 
 
 class FullRank(Family):
