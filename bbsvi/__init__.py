@@ -3,7 +3,7 @@
 import os
 
 # TensorFlow announces the CPU it found and the GPU it did not; whoever wants to hear it sets this.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from bbsvi import control_variates, estimators, examples, families
 from bbsvi.errors import (

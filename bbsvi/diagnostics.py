@@ -60,8 +60,10 @@ def k_hat(log_weights: np.ndarray) -> float:
     import arviz  # takes seconds to import, so only where it is used
 
     log_weights = np.asarray(log_weights, np.float64)
-    if np.ptp(log_weights) < 1e-10 * (1 + np.abs(log_weights).max()):
-        return -np.inf  # equal weights: q is p, and there is no tail to fit
+    length = math.ceil(min(0.2 * len(log_weights), 3 * math.sqrt(len(log_weights))))
+    start = np.sort(log_weights)[-length - 1]
+    if log_weights.max() - start < 1e-6 * (1 + abs(start)):
+        return -np.inf  # the largest weight is shared, as over few discrete values: there is no tail to fit
     with np.errstate(over="ignore"):  # inside ArviZ, where it is harmless
         return float(arviz.psislw(log_weights - log_weights.max())[1])
 

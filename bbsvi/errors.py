@@ -33,8 +33,14 @@ class LogProbError(BBSVIError, RuntimeError):
 
 
 class BBSVIWarning(UserWarning):
-    """A fit went on, but something about it should be known."""
+    """A fit went on, but something about it should be known.
+
+    Attributes:
+      posterior: the fit, where the warning is about a finished one; otherwise None.
+    """
+
+    posterior: Any = None
 
 
 class ConvergenceWarning(BBSVIWarning):
-    """The steps ran out before the fit had converged."""
+    """The fit ended before it had converged."""

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bbsvi import families
-from bbsvi.errors import BBSVIWarning, InvalidTypeError, InvalidValueError, NonFiniteError
+from bbsvi.errors import BBSVIError, BBSVIWarning, InvalidTypeError, InvalidValueError, NonFiniteError
 from bbsvi.estimators import Estimator, ScoreFunction
 from bbsvi.families import Family
 from bbsvi.optimization.convergence import Convergence
@@ -20,8 +20,7 @@ from bbsvi.posterior import Posterior
 from bbsvi.randomness import as_seed, fold_in, new_seed
 from bbsvi.run import Plan, Progress, Run
 from bbsvi.targets import Target
-from bbsvi.targets.joint import is_joint
-from bbsvi.validation import known_name, positive_integer
+from bbsvi.validation import known_name, one_line, positive_integer
 
 DEFAULT_SAMPLE_SIZE = 64
 _CHECK_DRAWS = 64  # draws from the initial q that the checks before compilation look at
@@ -47,7 +46,8 @@ def fit(
     Args:
       target: a `tfd.JointDistribution*` or a `bbsvi.Target`.
       family: "mean_field", "full_rank", a `bbsvi.families` object or a `tfd.Distribution` with
-        trainable variables (over the latents' own values). An object is trained in place.
+        trainable variables (over the latents' own values). An object is trained in place; the
+        posterior has a copy, except of a distribution of yours.
       data: {site: array}, observed values of a joint distribution; {} where nothing is observed.
       estimator: None: `ScoreFunction()`, which needs only values of log p.
       optimizer: a Keras optimizer, copied; None: `Adam(0.02, beta_2=0.99)`.
@@ -55,7 +55,7 @@ def fit(
       num_steps: at most this many.
       convergence: "auto": `Convergence()`; None: run all the steps.
       seed: an int; the same seed on the same machine in the same mode gives the same history to the
-        last bit. None: a new one, kept in `Posterior.seed`.
+        last bit (XLA and the plain graph draw different numbers). None: a new one, kept in `Posterior.seed`.
       jit_compile: True: XLA; False: the plain graph; "auto": XLA where it can be expected to help.
       progress_bar: show steps and the ELBO with its standard error.
       callbacks: called with a `Progress` after each chunk of 250 steps; one that returns True stops
@@ -68,7 +68,8 @@ def fit(
     Raises:
       InvalidValueError, InvalidTypeError: before any compilation, naming the argument.
       NonFiniteError: log p is not finite at the start, or stops being so; naming term and draw.
-      LogProbError: the model raised an exception. Both come with `posterior` attached.
+      LogProbError: a numpy log density raised an exception, which is its `__cause__`.
+        Whatever is raised once steps have been taken has `posterior` attached.
     """
     estimator = _checked_estimator(estimator)
     sample_size = _checked_sample_size(sample_size, estimator)
@@ -82,7 +83,7 @@ def fit(
     callbacks = _checked_callbacks(callbacks)
     seed = new_seed() if seed is None else seed
     root = as_seed(seed)
-    target = _checked_target(target, data)
+    target = Target.of(target, data)
     if jit_compile is True and not target.is_compilable:
         raise InvalidValueError("jit_compile=True: XLA cannot compile a numpy log density; use 'auto' or False.")
     q = families.resolve(family, target)
@@ -154,24 +155,6 @@ def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Progress], Any], ...]:
     return tuple(callbacks)
 
 
-def _checked_target(target: Any, data: Any) -> Target:
-    if is_joint(target):
-        return Target.from_joint(target, data)
-    if isinstance(target, Target):
-        if data is not None:
-            raise InvalidValueError(
-                "data is for joint distributions; a bbsvi.Target has its data inside log_prob (or, built by "
-                "Target.from_joint, already has it)."
-            )
-        return target
-    if callable(target) and not isinstance(target, type):
-        raise InvalidTypeError(
-            "target is a function, which has no shapes: wrap it as bbsvi.Target(log_prob, event_shape={name: shape}, "
-            "support={name: support})."
-        )
-    raise InvalidTypeError(f"target must be a tfd.JointDistribution* or a bbsvi.Target, got {target!r}.")
-
-
 def _check_start(target: Target, family: Family, seed: Any) -> None:
     """Everything that can be known to be wrong before compiling: log p, log q and the scores."""
     draws = family.sample(max(_CHECK_DRAWS, target.num_probe_draws), seed)
@@ -181,14 +164,28 @@ def _check_start(target: Target, family: Family, seed: Any) -> None:
         raise NonFiniteError(
             f"log q is not finite for {np.sum(~np.isfinite(log_q))} of {len(log_q)} draws of the initial q."
         )
-    scores = tf.function(lambda: family.scores(draws).dense(), autograph=False)()
+    _check_graph(target, draws.value)
+    scores = tf.function(lambda: family.scores(draws).dense(), autograph=False).get_concrete_function()()
     for name, score in zip(family.parameter_names, scores, strict=True):
         score = score.numpy()
         if not np.isfinite(score).all():
             raise NonFiniteError(f"the score of parameter {name!r} is not finite at draws of the initial q.")
-        if not score.any():
+        if score.size and not score.any():
             warnings.warn(
                 f"parameter {name!r} has zero gradient in every step: log q does not depend on it; it stays as it is.",
                 BBSVIWarning,
                 stacklevel=3,
             )
+
+
+def _check_graph(target: Target, values: Any) -> None:
+    """That log p can be traced: what ran eagerly just now may be numpy code in disguise."""
+    try:
+        tf.function(target.log_prob, autograph=False).get_concrete_function(dict(values))
+    except BBSVIError:
+        raise
+    except Exception as error:
+        raise InvalidTypeError(
+            f"log p runs eagerly but not in a graph: {one_line(error)}. Use TensorFlow operations in it (tf.where in "
+            "place of if), or bbsvi.Target.from_numpy for numpy code."
+        ) from error

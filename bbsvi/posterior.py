@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bbsvi import families
+from bbsvi import storage
 from bbsvi.diagnostics import k_hat, k_hat_threshold, mean_and_error
 from bbsvi.errors import InvalidTypeError, InvalidValueError
-from bbsvi.families import Family
+from bbsvi.families import Draws, Family
 from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
 from bbsvi.validation import known_name, one_line, positive_integer
@@ -45,7 +44,7 @@ class Diagnostics:
       k_hat_threshold: min(1 - 1 / log10 S, 0.7).
       elbo: lower bound on the log evidence, with standard error.
       snr: median signal-to-noise ratio of the last 250 steps' gradients, each the norm of the gradient,
-        less what noise alone would give, over its standard error. Below 1 at an optimum.
+        less what noise alone would give, over its standard error.
       converged: whether the convergence rule was met.
       messages: the same in plain sentences.
     """
@@ -66,7 +65,9 @@ class Posterior:
     """A fitted q(z). Draws, means and summaries are in the model's (constrained) space.
 
     Attributes:
-      target, family: log p and q. The family's variables hold the fitted parameters.
+      target: log p.
+      family: q, with the fitted parameters in variables of its own. A TFP distribution of the user's
+        cannot be copied: if it is trained again, this posterior refuses to answer for it.
       history: {"step", "elbo", "elbo_standard_error", "gradient_norm", "gradient_snr",
         "dropped_draws", "seconds"}, one entry a step. The ELBO entries are each from one step's draws;
         a step that could not be used (a NaN, or too few finite draws) has nan.
@@ -88,13 +89,27 @@ class Posterior:
             f"{len(self.history['step'])} steps, converged={self.converged}>"
         )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_fitted", self.family.parameters())
+
+    def _draws(self, sample_size: int, seed: Any) -> Draws:
+        self._check_unchanged()
+        return self.family.sample(sample_size, seed)
+
+    def _check_unchanged(self) -> None:
+        now = self.family.parameters()
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._fitted, strict=True)):  # type: ignore[attr-defined]
+            raise InvalidValueError(
+                "the distribution that this posterior wraps has been trained again since; build a new one for each fit."
+            )
+
     def sample(self, sample_size: int, seed: int = 0) -> dict[str, np.ndarray]:
         """Draws of q, {name: [sample_size, *event]}, in the model's space."""
         size = positive_integer("sample_size", sample_size)
-        return {name: value.numpy() for name, value in self.family.sample(size, as_seed(seed)).value.items()}
+        return {name: value.numpy() for name, value in self._draws(size, as_seed(seed)).value.items()}
 
     def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
-        """log q at given values, [S]; -inf outside a support.
+        """log q at given values, [S]; -inf outside a support, and for values rounded to its edge.
 
         Args:
           values: {name: [S, *event]}, in the model's space; taken in q's own dtype.
@@ -122,7 +137,9 @@ class Posterior:
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
             raise InvalidValueError(f"values have different numbers of draws: {sizes}.")
+        self._check_unchanged()
         log_q = self.family.log_prob(self.family.draws_at(arrays)).numpy()
+        log_q = np.where(np.isnan(log_q), -np.inf, log_q)  # at an edge: -inf less an infinite log-determinant
         for name, latent in latents.items():
             inside = np.asarray(latent.support.contains(arrays[name], len(latent.event_shape)))
             if latent.is_discrete:  # 1.5 is no count, though the cast made one of it
@@ -156,7 +173,7 @@ class Posterior:
         """k-hat, ELBO and gradient signal-to-noise, and what they mean."""
         size = positive_integer("sample_size", sample_size, minimum=100)
         log_weights = self._log_weights(size, seed)
-        finite = np.isfinite(log_weights)
+        finite, num_nan = np.isfinite(log_weights), int(np.isnan(log_weights).sum())
         messages = [self.message]
         shape, elbo, threshold = np.inf, Estimate(-np.inf, np.nan), k_hat_threshold(size)
         if finite.sum() >= 100:
@@ -166,9 +183,14 @@ class Posterior:
             messages.append(f"ELBO {elbo}: the log evidence is at least about this.")
         else:
             messages.append(
-                f"{np.sum(~finite)} of {size} draws have no finite log density: q puts mass where the model has none."
+                f"Of {size} draws {np.sum(~finite) - num_nan} are outside what the model allows (log p = -inf) and "
+                f"{num_nan} have no log density (NaN): the ELBO is not finite, and k-hat is that of the others."
             )
-        if shape <= 0.5:
+        stuck = self._collapsed_latents()
+        if stuck:
+            shape = np.inf
+            messages.append(f"All draws of {', '.join(stuck)} are the same number: q has collapsed.")
+        if shape <= 0.5 and finite.all():
             verdict = "q is close to the posterior"
         elif shape <= threshold:
             verdict = "q is usable, importance weighting would improve it"
@@ -180,13 +202,13 @@ class Posterior:
         messages.append(f"k-hat {shape:.2f} (trust below {threshold:.2f}): {verdict}.")
         recent = self.history["gradient_snr"][-250:]
         snr = float(np.nanmedian(recent)) if np.isfinite(recent).any() else np.nan
-        messages.append(f"Signal-to-noise ratio of the last steps' gradients: {snr:.2f} (at an optimum, below 1).")
+        messages.append(f"Signal-to-noise ratio of the last steps' gradients: {snr:.2f}.")
         return Diagnostics(shape, threshold, elbo, snr, self.converged, tuple(messages))
 
     def to_inference_data(self, sample_size: int = 4_000, seed: int = 0) -> Any:
         """An ArviZ InferenceData: `posterior` as one chain of independent draws, log p (`lp`) and
         log q (`lq`) in `sample_stats`, and the observed data."""
-        draws = self.family.sample(positive_integer("sample_size", sample_size), as_seed(seed))
+        draws = self._draws(positive_integer("sample_size", sample_size), as_seed(seed))
         log_p, log_q = self.target.log_prob(draws.value).numpy(), self.family.log_prob(draws).numpy()
         values = {name: value.numpy() for name, value in draws.value.items()}
         return _inference_data(
@@ -201,28 +223,25 @@ class Posterior:
         Args:
           path: the file's name, used as it is.
         """
-        outline = {
-            "format": 1,
-            "family": self.family.config(),
-            "latents": _outline(self.target),
-            "converged": bool(self.converged),
-            "message": self.message,
-            "seed": int(self.seed),
-            "history": list(self.history),
-        }
-        values, log_p = _fingerprint(self.target, self.family)
-        arrays = {f"parameter/{i}": value for i, value in enumerate(self.family.parameters())}
-        arrays |= {f"history/{name}": array for name, array in self.history.items()}
-        arrays |= {f"probe/{name}": value for name, value in values.items()}
-        with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, **(arrays | {"outline": np.array(json.dumps(outline)), "log_p": log_p}))
+        self._check_unchanged()
+        fields = {"converged": bool(self.converged), "message": self.message, "seed": int(self.seed)}
+        storage.write(path, self.target, self.family, self.history, fields)
 
     @functools.cached_property
     def _summary_draws(self) -> dict[str, np.ndarray]:
         return self.sample(_SUMMARY_DRAWS, seed=_SUMMARY_SEED)
 
+    def _collapsed_latents(self) -> list[str]:
+        """Continuous latents of which some element is the same in every draw."""
+        return [
+            name
+            for name, draws in self._summary_draws.items()
+            if not self.target.latents[name].is_discrete and draws.size and np.ptp(draws, axis=0).min() == 0
+        ]
+
     def _log_weights(self, sample_size: int, seed: int) -> np.ndarray:
         """log p - log q at draws of q, [sample_size], in float64."""
+        self._check_unchanged()
         root, parts = as_seed(seed), []
         for index, start in enumerate(range(0, sample_size, _BATCH)):
             size = min(_BATCH, sample_size - start)
@@ -249,54 +268,12 @@ def load(path: str | Path, target: Any, *, data: Mapping[str, Any] | None = None
         the same code. It takes the saved parameters.
 
     Raises:
-      InvalidValueError: the model's latents, or its log density at saved points, are not what they
-        were; or `family` is missing.
+      InvalidValueError: not such a file; the model's latents, or its log density at saved points, are
+        not what they were; or `family` is missing.
     """
-    with np.load(path, allow_pickle=False) as file:
-        stored = {name: file[name] for name in file.files}
-    outline = json.loads(str(stored["outline"]))
-    target = target if isinstance(target, Target) else Target.from_joint(target, data)
-    if _outline(target) != outline["latents"]:
-        raise InvalidValueError(
-            f"{path} was fitted to the latents {outline['latents']}, the target has {_outline(target)}."
-        )
-    if outline["family"]["family"] == "Wrapped" and family is None:
-        raise InvalidValueError(f"{path} holds a TFP distribution of your own: pass family=, built by the same code.")
-    q = families.from_config(outline["family"], target) if family is None else families.resolve(family, target)
-    parameters = [stored[f"parameter/{i}"] for i in range(sum(name.startswith("parameter/") for name in stored))]
-    shapes = [list(variable.shape) for variable in q.trainable_variables]
-    if shapes != [list(parameter.shape) for parameter in parameters]:
-        raise InvalidValueError(
-            f"{path} holds parameters of shapes {[list(p.shape) for p in parameters]}, the family wants {shapes}."
-        )
-    q.assign(parameters)
-    probe = {name.removeprefix("probe/"): value for name, value in stored.items() if name.startswith("probe/")}
-    _check_fingerprint(path, target, probe, stored["log_p"])
-    history = {name: stored[f"history/{name}"] for name in outline["history"]}
-    return Posterior(target, q, history, outline["converged"], outline["message"], outline["seed"])
-
-
-def _outline(target: Target) -> dict[str, Any]:
-    return {
-        name: {"event_shape": list(latent.event_shape), "support": latent.support.name, "dtype": latent.dtype.name}
-        for name, latent in target.latents.items()
-    }
-
-
-def _fingerprint(target: Target, family: Family) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """A few draws and log p at them, to know the model by."""
-    values = family.sample(target.num_probe_draws, as_seed(_SUMMARY_SEED)).value
-    return {name: value.numpy() for name, value in values.items()}, target.log_prob(values).numpy()
-
-
-def _check_fingerprint(path: Any, target: Target, probe: dict[str, np.ndarray], log_p: np.ndarray) -> None:
-    now = target.log_prob({name: tf.constant(value) for name, value in probe.items()}).numpy()
-    again = target.log_prob({name: tf.constant(value) for name, value in probe.items()}).numpy()
-    if np.array_equal(now, again, equal_nan=True) and not np.allclose(now, log_p, rtol=1e-4, atol=1e-3, equal_nan=True):
-        raise InvalidValueError(
-            f"the model is not the one that {path} was fitted to: at a saved draw its log density was {log_p[0]:.6g} "
-            f"and is now {now[0]:.6g}."
-        )
+    target = Target.of(target, data)
+    q, history, fields = storage.read(path, target, family)
+    return Posterior(target, q, history, **fields)
 
 
 def _inference_data(values: Mapping[str, np.ndarray], **groups: Any) -> Any:

@@ -1,7 +1,7 @@
 """Stateless random numbers with the algorithm said aloud.
 
-`philox` gives the same numbers eagerly, in a graph and under XLA; the default algorithm does not,
-and is several times slower under XLA.
+`philox` gives the same numbers eagerly and in a graph; XLA has a stream of its own for a seed that is
+not a constant. The default algorithm is several times slower there.
 """
 
 from __future__ import annotations

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from bbsvi import families
 from bbsvi.errors import BBSVIWarning, ConvergenceWarning, NonFiniteError
 from bbsvi.estimators import Estimator
 from bbsvi.families import Family
 from bbsvi.optimization.averaging import Iterates
-from bbsvi.optimization.convergence import Convergence, Verdict, judge
+from bbsvi.optimization.convergence import Convergence, Gain, Verdict, judge
 from bbsvi.optimization.history import History
 from bbsvi.optimization.interrupts import interrupts
 from bbsvi.optimization.loop import CHUNK, Steps
@@ -26,6 +28,7 @@ from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
 
 _SCORE_DRAWS = 128  # draws whose scores the convergence rule sees the iterates through
+_GAIN_DRAWS = 1024  # draws that say what is left to gain, once the iterates have come to rest
 _NAMING_DRAWS = 64  # draws looked at to say which term is not finite
 
 
@@ -70,7 +73,10 @@ class Run:
     def __init__(self, plan: Plan):
         self.plan, self.target, self.family = plan, plan.target, plan.family
         self.root = as_seed(plan.seed)
-        self.history, self.iterates = History(), Iterates()
+        sizes = [variable.shape.num_elements() for variable in plan.family.trainable_variables]
+        self.history, self.iterates = History(), Iterates(sum(sizes))
+        # Good parameters are those from which a chunk of steps could be taken: `latest` have yet to show it.
+        self.last_good = self.latest = plan.family.parameters()
         self.steps = Steps(
             plan.target,
             plan.family,
@@ -83,24 +89,30 @@ class Run:
 
     def posterior_after(self, progress_bar: bool) -> Posterior:
         """Run to the end, and the posterior there."""
-        try:
-            with (
-                interrupts() as interrupted,
-                tqdm(total=self.plan.num_steps, disable=not progress_bar, unit="step") as bar,
-            ):
-                ending = self._run(interrupted, bar)
-        except KeyboardInterrupt:
-            ending = f"Interrupted after {self.steps.step} steps."
-        except Exception as error:
-            # Work in hand goes along with whatever went wrong, the user's own exceptions included.
-            error.posterior = self._posterior(f"Ended by an error after {self.steps.step} steps.")  # type: ignore[attr-defined]
-            raise
-        posterior = self._posterior(ending)
-        if self.plan.rule is not None and not posterior.converged:
-            warnings.warn(posterior.message, ConvergenceWarning, stacklevel=3)
-        elif posterior.history["dropped_draws"].any():
-            warnings.warn(posterior.message, BBSVIWarning, stacklevel=3)
+        with interrupts() as interrupted:
+            try:
+                with tqdm(total=self.plan.num_steps, disable=not progress_bar, unit="step") as bar:
+                    ending = self._run(interrupted, bar)
+            except KeyboardInterrupt:
+                ending = f"Interrupted after {self.steps.step} steps."
+            except Exception as error:
+                # Work in hand goes along with whatever went wrong, the user's own exceptions included.
+                error.posterior = self._last_good_posterior()  # type: ignore[attr-defined]
+                raise
+            posterior = self._posterior(ending)
+        self._warn(posterior)
         return posterior
+
+    def _warn(self, posterior: Posterior) -> None:
+        lost = posterior.history["dropped_draws"].any() or np.isnan(posterior.history["elbo"]).any()
+        warning: BBSVIWarning | None = None
+        if self.plan.rule is not None and not posterior.converged:
+            warning = ConvergenceWarning(posterior.message)
+        elif lost:
+            warning = BBSVIWarning(posterior.message)
+        if warning is not None:
+            warning.posterior = posterior  # where warnings are errors, the fit is not lost
+            warnings.warn(warning, stacklevel=4)
 
     def _run(self, interrupted: threading.Event, bar: Any) -> str:
         """Steps until one of the ends; a sentence for those that cut the run short, else ""."""
@@ -119,20 +131,35 @@ class Run:
             self._check_finite()
             if self._stopped_by_callback(elbo, error):
                 return f"Stopped by a callback after {self.steps.step} steps."
-            if self.plan.rule is not None and judge(self.plan.rule, self.iterates, self._scores_at).converged:
+            if self.plan.rule is not None and self._judge(self.plan.rule).converged:
                 return ""
         return ""
 
     def _check_finite(self) -> None:
-        usable = self.history.recent_usable()
-        if usable.mean() >= 0.5:
+        taken = self.history.recently_taken()
+        if taken.mean() >= 0.5:
+            self.last_good, self.latest = self.latest, self.family.parameters()
             return
-        draws = self.family.sample(_NAMING_DRAWS, fold_in(self.root, 2))
-        named = self.target.name_non_finite(self.target.terms(draws.value), draws.value)
         raise NonFiniteError(
-            f"log p - log q was not finite in {np.sum(~usable)} of the last {len(usable)} steps, up to step "
-            f"{self.steps.step}; those steps left the parameters as they were. At draws of the present q, {named}"
+            f"{np.sum(~taken)} of the last {len(taken)} steps, up to step {self.steps.step}, could not be taken, and "
+            f"left the parameters as they were: {self._name_non_finite()}"
         )
+
+    def _name_non_finite(self) -> str:
+        for name, value in zip(self.family.parameter_names, self.family.parameters(), strict=True):
+            if not np.isfinite(value).all():
+                return f"parameter {name!r} is {value[~np.isfinite(value)][0]}; use a smaller step size."
+        draws = self.family.sample(_NAMING_DRAWS, fold_in(self.root, 2))
+        terms = self.target.terms(draws.value)
+        if not all(np.isfinite(term).all() for term in terms.values()):
+            return f"at draws of the present q, {self.target.name_non_finite(terms, draws.value)}"
+        log_q = self.family.log_prob(draws).numpy()
+        if not np.isfinite(log_q).all():
+            return (
+                f"log q is {log_q[~np.isfinite(log_q)][0]} at draws of the present q; has a scale left its range? "
+                "tfp.util.TransformedVariable keeps one positive."
+            )
+        return f"the gradient is too large for {self.family.dtype.name}; rescale the latents."
 
     def _stopped_by_callback(self, elbo: float, error: float) -> bool:
         if not self.plan.callbacks:
@@ -140,16 +167,16 @@ class Run:
         progress = Progress(
             self.steps.step, self.plan.num_steps, elbo, error, self.history.arrays(), self.history.seconds()
         )
-        return any([callback(progress) is True for callback in self.plan.callbacks])  # all of them are called
+        answers = [callback(progress) for callback in self.plan.callbacks]  # all of them are called
+        return any(isinstance(answer, (bool, np.bool_)) and answer for answer in answers)
+
+    def _judge(self, rule: Convergence) -> Verdict:
+        return judge(rule, self.iterates, self._scores_at, self._gain_at)
 
     def _scores_at(self, parameters: np.ndarray) -> np.ndarray:
         """Scores of draws of q at `parameters`, [_SCORE_DRAWS, P]."""
-        now = self.family.parameters()
-        self.family.assign(_unflatten(parameters, now))
-        try:
+        with self._parameters_set_to(parameters):
             scores = self._compiled_scores(fold_in(self.root, 3))
-        finally:
-            self.family.assign(now)
         return np.concatenate([np.reshape(h, [_SCORE_DRAWS, -1]) for h in scores], axis=1).astype(np.float64)
 
     @functools.cached_property
@@ -159,26 +186,94 @@ class Run:
 
         return tf.function(scores, autograph=False)
 
+    def _gain_at(self, parameters: np.ndarray) -> Gain:
+        """What a natural-gradient step from `parameters` would gain, by the diagonal of the Fisher information.
+
+        E[ghat_j^2] = g_j^2 + Var ghat_j, so that the variance is taken off again.
+        """
+        with self._parameters_set_to(parameters):
+            moments, spread = self._compiled_moments(fold_in(self.root, 4))
+        gradient, second, fisher = (np.concatenate([np.ravel(m) for m in part]).astype(float) for part in moments)
+        live = fisher > 0
+        gradient, second, fisher = gradient[live], second[live], fisher[live]
+        variance = np.maximum(second - gradient**2, 0) / (_GAIN_DRAWS - 1)
+        gain = np.sum((gradient**2 - variance) / fisher) / 2
+        error = np.sqrt(np.sum((2 * variance**2 + 4 * gradient**2 * variance) / fisher**2)) / 2
+        has_collapsed = any(bool(np.any(np.asarray(s) == 0)) for s in spread)
+        return Gain(float(gain), float(error), has_collapsed)
+
+    @functools.cached_property
+    def _compiled_moments(self) -> Any:
+        def moments(seed: Any) -> Any:
+            draws = self.family.sample(_GAIN_DRAWS, seed)
+            f = self.target.log_prob(draws.value) - tf.cast(self.family.log_prob(draws), tf.float64)
+            f = tf.where(tf.math.is_finite(f), f, tf.reduce_mean(tf.boolean_mask(f, tf.math.is_finite(f))))
+            c = (f - tf.reduce_mean(f)) / (_GAIN_DRAWS - 1)
+            scores = self.family.scores(draws)
+            spread = [
+                tf.math.reduce_std(tf.cast(draws.value[name], tf.float64), axis=0)
+                for name, latent in self.family.latents.items()
+                if not latent.is_discrete
+            ]
+            contractions = (
+                scores.weighted_sum(c),
+                scores.weighted_square_sum(_GAIN_DRAWS * tf.square(c)),
+                scores.weighted_square_sum(tf.ones_like(c) / _GAIN_DRAWS),
+            )
+            return contractions, spread
+
+        return tf.function(moments, autograph=False)
+
+    @contextlib.contextmanager
+    def _parameters_set_to(self, parameters: np.ndarray) -> Iterator[None]:
+        now = self.family.parameters()
+        self.family.assign(_unflatten(parameters, now))
+        try:
+            yield
+        finally:
+            self.family.assign(now)
+
+    def _last_good_posterior(self) -> Posterior:
+        self.family.assign(self.last_good)
+        message = f"Ended by an error after {self.steps.step} steps; parameters are those of the last good ones."
+        return self._made_posterior(False, message)
+
     def _posterior(self, ending: str) -> Posterior:
         """The posterior at the averaged iterates; `ending` says what cut the run short, if anything did."""
         rule = self.plan.rule or Convergence()
-        verdict = judge(rule, self.iterates, self._scores_at)
+        verdict = self._judge(rule)
         if verdict.average is not None:
             self.family.assign(_unflatten(verdict.average, self.family.parameters()))
         sentence = ending or f"{'Converged after' if verdict.converged else 'Ran'} {self.steps.step} steps."
         if not verdict.converged:
             sentence += f" Not converged: {self._reason(verdict, rule)}"
+        return self._made_posterior(verdict.converged, sentence)
+
+    def _made_posterior(self, converged: bool, sentence: str) -> Posterior:
         history = self.history.arrays()
-        dropped = int(history["dropped_draws"].sum())
+        num_steps, dropped, lost = (
+            len(history["step"]),
+            int(history["dropped_draws"].sum()),
+            int(np.isnan(history["elbo"]).sum()),
+        )
         if dropped:
-            drawn = len(history["step"]) * self.plan.sample_size
             sentence += (
-                f" {dropped} of {drawn} draws had log p = -inf, outside what the model allows, and were left out: the "
-                "history's ELBO is over the others."
+                f" {dropped} of {num_steps * self.plan.sample_size} draws had log p = -inf, outside what the model "
+                "allows, and were left out: the history's ELBO is over the others."
             )
-        return Posterior(self.target, self.family, history, verdict.converged, sentence, self.plan.seed)
+        if lost:
+            sentence += f" {lost} of {num_steps} steps met a NaN, or too few finite draws, and were not taken."
+        family = families.copy(self.family, self.target)
+        return Posterior(self.target, family, history, converged, sentence, self.plan.seed)
 
     def _reason(self, verdict: Verdict, rule: Convergence) -> str:
+        if verdict.gain is not None and verdict.gain.has_collapsed:
+            return "q has collapsed, all of its draws are the same number. Use a smaller step size."
+        if verdict.gain is not None:
+            return (
+                f"the parameters hardly move, but a step along the gradient would still gain {verdict.gain.nats:.2g} "
+                "nats. Use a larger step size, or latents on the scale of 1."
+            )
         if verdict.error is not None:
             return (
                 f"the averaged parameters are known to {verdict.error:.2g} nats, wanted {rule.tolerance}. "

@@ -90,6 +90,11 @@ def observed_array(site: str, value: Any, dtype: tf.DType, shape: tf.TensorShape
             f"data[{site!r}] is {array.dtype.name} but the model's site {site!r} is {dtype.name}: "
             f"pass data[{site!r}].astype({dtype.name!r}), or build the model in {array.dtype.name}."
         )
+    if np.ma.is_masked(value):
+        raise InvalidValueError(f"data[{site!r}] has masked entries: leave them out of the model, or make them latent.")
+    if not dtype.is_floating and np.isnan(array.astype(np.float64)).any():
+        where = np.argwhere(np.isnan(array.astype(np.float64)))[0].tolist()
+        raise InvalidValueError(f"data[{site!r}] has NaN at {where}, and the site takes {dtype.name}.")
     converted = array.astype(wanted)
     if array.dtype.kind in "biu" or not dtype.is_floating:
         changed = converted.astype(np.float64) != array.astype(np.float64)

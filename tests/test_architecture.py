@@ -25,6 +25,7 @@ ROOMS = [
     "control_variates",
     "estimators",
     "optimization",
+    "storage",
     "posterior",
     "run",
     "fitting",

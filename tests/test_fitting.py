@@ -126,7 +126,7 @@ def test_tf_keras_optimizers_too():
 
 def test_callbacks_see_each_chunk_and_can_stop():
     seen = []
-    posterior = quick(num_steps=1_000, callbacks=[seen.append, lambda progress: progress.step >= 500])
+    posterior = quick(num_steps=1_000, callbacks=[seen.append, lambda progress: np.bool_(progress.step >= 500)])
     assert [progress.step for progress in seen] == [250, 500]
     assert len(seen[0].history["elbo"]) == 250
     assert np.isfinite(seen[0].elbo)
@@ -214,6 +214,85 @@ def test_a_warning_in_plain_words_when_the_steps_run_out():
     assert not posterior.converged
 
 
+def normal(loc, sd):
+    """N(loc, sd), normalised."""
+    return bbsvi.Target(lambda z: -0.5 * ((z - loc) / sd) ** 2 - np.log(sd * np.sqrt(2 * np.pi)), event_shape=())
+
+
+@pytest.mark.parametrize(
+    ("target", "optimizer"),
+    [
+        (normal(1e5, 1e5), None),
+        (normal(3.0, 1.0), keras.optimizers.Adam(1e-4)),
+        (normal(10.0, 1.0), keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 100, 0.5))),
+    ],
+    ids=["latent on the scale of 1e5", "small steps", "steps that decay too soon"],
+)
+def test_slow_is_not_taken_for_arrived(target, optimizer):
+    with pytest.warns(bbsvi.ConvergenceWarning, match="Not converged") as caught:
+        posterior = quick(target, num_steps=2_500, convergence="auto", optimizer=optimizer, sample_size=64)
+    assert not posterior.converged
+    assert caught[0].message.posterior is posterior
+
+
+def test_a_collapsed_q_is_called_so():
+    """One step too large leaves a scale below the resolution of the location."""
+    with pytest.warns(bbsvi.ConvergenceWarning, match="q has collapsed"):
+        posterior = quick(normal(3.0, 0.1), num_steps=1_000, convergence="auto", optimizer=keras.optimizers.SGD(0.1))
+    found = posterior.diagnose()
+    assert found.k_hat == np.inf
+    assert any("All draws of z are the same number" in message for message in found.messages)
+
+
+def test_steps_that_overflow_are_not_recorded_as_taken():
+    steep = bbsvi.Target(lambda z: -((1e11 * (z - 3.0)) ** 2), event_shape=())
+    with pytest.raises(bbsvi.NonFiniteError, match="the gradient is too large for float32") as caught:
+        quick(steep, num_steps=1_000, convergence="auto")
+    assert np.isnan(caught.value.posterior.history["elbo"]).all()
+
+
+def test_some_nan_steps_are_counted_and_warned_of():
+    target = bbsvi.Target(lambda z: tf.where(z > 3.2, np.nan, -0.5 * z**2), event_shape=())
+    with pytest.warns(bbsvi.BBSVIWarning, match=r"\d+ of 300 steps met a NaN"):
+        posterior = quick(target, sample_size=64)
+    assert 0 < np.isnan(posterior.history["elbo"]).sum() < 100
+
+
+def test_a_scale_that_leaves_its_range_is_named():
+    with pytest.raises(bbsvi.NonFiniteError, match="log q is nan at draws of the present q") as caught:
+        quick(normal(3.0, 0.01), family=tfd.Normal(tf.Variable(0.0), tf.Variable(1.0)), num_steps=5_000)
+    assert caught.value.posterior.family.parameters()[1] > 0
+
+
+@pytest.mark.parametrize(
+    "log_prob", [lambda z: tf.constant(-0.5 * z.numpy() ** 2), lambda z: -0.5 * z**2 if tf.reduce_sum(z) > -1e9 else z]
+)
+def test_a_model_that_runs_only_eagerly_is_refused_before_compilation(log_prob):
+    with pytest.raises(bbsvi.InvalidTypeError, match=r"eagerly but not in a graph.*Target\.from_numpy"):
+        quick(bbsvi.Target(log_prob, event_shape=()))
+
+
+def test_a_posterior_keeps_its_parameters_when_its_family_is_fitted_again():
+    target = normal(1.0, 1.0)
+    family = bbsvi.families.MeanField(target)
+    first = quick(target, family=family)
+    before = first.sample(5)["z"]
+    quick(normal(-2.0, 1.0), family=family)
+    np.testing.assert_array_equal(first.sample(5)["z"], before)
+
+
+def test_a_posterior_of_a_wrapped_distribution_notices_another_fit():
+    target = normal(1.0, 1.0)
+    q = tfd.Normal(tf.Variable(0.0), tfp.util.TransformedVariable(1.0, tfp.bijectors.Exp()))
+    first = quick(target, family=q)
+    first.sample(5)
+    second = quick(normal(-2.0, 1.0), family=q)
+    second.sample(5)
+    for question in (lambda: first.sample(5), first.elbo, lambda: first.log_prob({"z": np.zeros(1, np.float32)})):
+        with pytest.raises(bbsvi.InvalidValueError, match="trained again since"):
+            question()
+
+
 def test_convergence_none_runs_every_step():
     assert len(quick(num_steps=2_000, sample_size=64).history["step"]) == 2_000
 
@@ -232,6 +311,7 @@ def test_moving_average_works_with_one_draw():
     posterior = quick(estimator=estimator, sample_size=1, num_steps=4_000)
     loc, _ = posterior.family.parameters()
     np.testing.assert_allclose(loc, [1.5, -2.0], atol=0.5)
+    assert np.isnan(posterior.history["elbo_standard_error"]).all()  # one draw has no spread
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,18 @@ def test_log_prob_outside_the_support_is_minus_infinity(posterior):
     np.testing.assert_array_equal(found[1:], [-np.inf, -np.inf])
 
 
+def test_log_prob_at_an_edge_is_minus_infinity():
+    target = bbsvi.Target(
+        lambda a, b: -a + tf.zeros_like(b),
+        event_shape={"a": (), "b": ()},
+        support={"a": "positive", "b": "unit_interval"},
+    )
+    found = bbsvi.fit(target, num_steps=10, convergence=None, seed=0, progress_bar=False)
+    log_q = found.log_prob({"a": np.array([0.0, 1.0, 1.0]), "b": np.array([0.5, 1.0, 0.5])})
+    np.testing.assert_array_equal(np.isneginf(log_q), [True, True, False])
+    assert np.isfinite(log_q[2])
+
+
 def test_moments(posterior):
     mean, stddev = posterior.mean(), posterior.stddev()
     np.testing.assert_allclose(mean["x"], [0, 0], atol=0.06)
@@ -158,6 +170,32 @@ def test_loading_with_a_changed_model_is_refused(posterior, tmp_path):
     other = bbsvi.Target(lambda z: -(z**2), event_shape=())
     with pytest.raises(bbsvi.InvalidValueError, match="was fitted to the latents"):
         bbsvi.load(tmp_path / "fit.npz", other)
+
+
+def test_loading_what_is_no_posterior_is_refused(tmp_path):
+    junk, other = tmp_path / "junk.npz", tmp_path / "other.npz"
+    junk.write_text("hello")
+    np.savez(other, x=np.zeros(3))
+    for path in (junk, other):
+        with pytest.raises(bbsvi.InvalidValueError, match=r"was not written by Posterior\.save"):
+            bbsvi.load(path, model())
+
+
+def test_loading_does_not_ignore_data(posterior, tmp_path):
+    posterior.save(tmp_path / "fit.npz")
+    with pytest.raises(bbsvi.InvalidValueError, match="data is for joint distributions"):
+        bbsvi.load(tmp_path / "fit.npz", model(), data={"nonsense": 1})
+
+
+def test_a_class_of_the_users_own_cannot_be_saved(tmp_path):
+    class MyGamma(tfd.Gamma):
+        pass
+
+    target = bbsvi.Target(lambda z: -z, event_shape=(), support="positive")
+    family = bbsvi.families.MeanField(target, factors={"z": MyGamma})
+    found = bbsvi.fit(target, family, num_steps=10, convergence=None, seed=0, progress_bar=False)
+    with pytest.raises(bbsvi.InvalidValueError, match="a class of your own"):
+        found.save(tmp_path / "fit.npz")
 
 
 def test_a_wrapped_distribution_is_loaded_into_one_built_by_the_same_code(tmp_path):

@@ -24,7 +24,8 @@ def test_code_prints_what_the_readme_shows():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert words(result.stdout) == words(shown)
     for found, written in zip(NUMBER.findall(result.stdout), NUMBER.findall(shown), strict=True):
-        assert abs(float(found) - float(written)) < 0.6 + 0.01 * abs(float(written))
+        # Another machine may stop at another step; a twentieth, or 0.15 of k-hat and the like, is what that is worth.
+        assert abs(float(found) - float(written)) < max(0.15, 0.05 * abs(float(written))), (found, written)
 
 
 def test_two_commands_set_everything_up():

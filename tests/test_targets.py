@@ -447,3 +447,31 @@ def test_a_joint_is_evaluated_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bbsvi.Target.from_joint(JOINTS["named"](), {"y": Y}).log_prob(tensors(draws(3)))
+
+
+def bits(data):
+    joint = tfd.JointDistributionNamed({"p": tfd.Beta(1.0, 1.0), "y": lambda p: tfd.Sample(tfd.Bernoulli(probs=p), 3)})
+    return bbsvi.Target.from_joint(joint, {"y": data})
+
+
+def test_nan_in_data_of_integers_is_refused():
+    with pytest.raises(bbsvi.InvalidValueError, match=r"data\['y'\] has NaN at \[1\], and the site takes int32"):
+        bits([0.0, np.nan, 1.0])
+
+
+def test_masked_data_is_refused():
+    with pytest.raises(bbsvi.InvalidValueError, match=r"data\['y'\] has masked entries"):
+        bits(np.ma.masked_array([1, -999, 0], mask=[0, 1, 0]))
+    assert bits(np.ma.masked_array([1, 1, 0], mask=[0, 0, 0])).observed["y"].tolist() == [1, 1, 0]
+
+
+def test_log_likelihood_by_datum_is_summed_in_float64():
+    """A million data of about -10 each: float32 sums of them differ by nats between equal draws."""
+    data = tf.constant(np.random.default_rng(0).normal(10, 1, size=1_000_000).astype(np.float32))
+    target = bbsvi.Target(
+        log_prior=lambda z: tf.zeros_like(z), log_likelihood=lambda z: -data + 1e-7 * z[:, None], event_shape=()
+    )
+    z = tf.constant([0.0, 1.0, 2.0])
+    found = target.log_prob({"z": z}).numpy()
+    exact = np.stack([np.sum((-data.numpy() + np.float32(1e-7) * s).astype(np.float64)) for s in z.numpy()])
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-3)

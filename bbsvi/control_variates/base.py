@@ -72,8 +72,10 @@ class Reweighting:
 
 
 def mean_variance(second: Tensor, mean: Tensor, num_draws: int) -> Tensor:
-    """Variance of a mean of S contributions c_s / S, from sum_s (c_s / S)^2 and sum_s c_s / S."""
-    return tf.maximum(second - tf.square(mean) / num_draws, 0) * (num_draws / max(num_draws - 1, 1))
+    """Variance of a mean of S contributions c_s / S, from sum_s (c_s / S)^2 and sum_s c_s / S; nan if S = 1."""
+    if num_draws == 1:
+        return tf.fill(tf.shape(mean), tf.constant(float("nan"), mean.dtype))
+    return tf.maximum(second - tf.square(mean) / num_draws, 0) * (num_draws / (num_draws - 1))
 
 
 def centred(f: Tensor, dtype: tf.DType) -> Tensor:

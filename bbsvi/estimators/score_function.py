@@ -60,7 +60,8 @@ class ScoreFunction:
         num_used = tf.cast(f.shape[0] - num_dropped, tf.float64)
         mean = tf.reduce_mean(f)
         # Dropped draws sit at the mean and add nothing to the sum of squares.
-        variance = tf.reduce_sum(tf.square(f - mean)) / (tf.maximum(num_used - 1, 1) * tf.maximum(num_used, 1))
+        spread = tf.reduce_sum(tf.square(f - mean)) / (tf.maximum(num_used - 1, 1) * tf.maximum(num_used, 1))
+        variance = tf.where(num_used > 1, spread, tf.constant(float("nan"), tf.float64))  # one draw has none
         estimate = GradientEstimate(
             gradient=self.control_variate.apply(state, f, scores),
             gradient_variance=self.control_variate.variance(state, f, scores),
@@ -75,8 +76,9 @@ class ScoreFunction:
         """f = log p - log q [S] in float64, scores, whether they are usable, and how many draws were dropped.
 
         A draw with f = -inf (outside the support of p) is dropped by giving it the mean of the
-        others, so that no baseline and no sum sees it. A NaN or +inf makes the step unusable, as do
-        fewer finite draws than half, or than the control variate needs.
+        others: a baseline that uses them leaves it with no weight at all, any other with a weight
+        whose expectation is zero. A NaN or +inf makes the step unusable, as do fewer finite draws
+        than half, or than the control variate needs.
         """
         draws = tf.nest.map_structure(tf.stop_gradient, draws)
         f = tf.stop_gradient(target.log_prob(draws.value) - tf.cast(family.log_prob(draws), tf.float64))

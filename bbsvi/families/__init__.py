@@ -15,7 +15,7 @@ from bbsvi.families.wrapped import Wrapped
 from bbsvi.targets import Target
 from bbsvi.validation import known_name
 
-__all__ = ["Draws", "Factor", "Family", "FullRank", "MeanField", "Wrapped", "from_config", "resolve"]
+__all__ = ["Draws", "Factor", "Family", "FullRank", "MeanField", "Wrapped", "copy", "from_config", "resolve"]
 
 _BY_NAME = {"mean_field": MeanField, "full_rank": FullRank}
 
@@ -42,13 +42,21 @@ def resolve(family: Any, target: Target) -> Family:
     )
 
 
+def copy(family: Family, target: Target) -> Family:
+    """A family with the same parameters in variables of its own; a `Wrapped` one is itself, for there
+    is no copying a distribution of the user's with its variables."""
+    if isinstance(family, Wrapped):
+        return family
+    other = from_config(family.config(), target)
+    other.assign(family.parameters())
+    return other
+
+
 def _outline(latents: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     return {name: (latent.event_shape, latent.support.name, latent.dtype.name) for name, latent in latents.items()}
 
 
 def from_config(config: Mapping[str, Any], target: Target) -> Family:
     """The family that `Family.config` described, with fresh parameters."""
-    if config["family"] == "MeanField":
-        classes = {name: getattr(tfp.distributions, cls) for name, cls in config["factors"].items()}
-        return MeanField(target, factors=classes)
-    return {"FullRank": FullRank}[config["family"]](target)
+    options = dict(config)
+    return {"MeanField": MeanField, "FullRank": FullRank}[options.pop("family")](target, **options)

@@ -87,7 +87,7 @@ class CategoricalFactor(Factor):
         return event_shaped(tfd.Categorical(logits=self.logits), len(self.latents[0].event_shape))
 
     def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        # The Gumbel-max trick: the same draws eagerly, in a graph and under XLA.
+        # The Gumbel-max trick.
         u = uniform([num_draws, *self.logits.shape], seed, self.logits.dtype)
         draws = tf.argmax(self.logits - tf.math.log(-tf.math.log(u)), axis=-1, output_type=tf.int32)
         return {self.latents[0].name: draws}

@@ -50,4 +50,4 @@ class MeanField(Family):
         super().__init__(target.latents, blocks, target.dtype)
 
     def config(self) -> dict[str, Any]:
-        return {"family": "MeanField", "factors": {name: cls.__name__ for name, cls in self._chosen.items()}}
+        return {"family": "MeanField", "factors": dict(self._chosen)}

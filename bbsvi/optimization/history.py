@@ -33,14 +33,17 @@ class History:
     def recent_elbo(self) -> tuple[float, float]:
         """Mean ELBO over about the last chunk and its standard error, from the steps' own variances."""
         elbo, variance = self._recent("elbo"), self._recent("elbo_variance")
-        usable = np.isfinite(elbo)
-        if not usable.any():
+        taken = np.isfinite(elbo)
+        if not taken.any():
             return np.nan, np.nan
-        return float(elbo[usable].mean()), float(np.sqrt(variance[usable].sum()) / usable.sum())
+        elbo, variance = elbo[taken], variance[taken]
+        if np.isnan(variance).any():  # one draw a step has no variance of its own
+            variance = np.full(len(elbo), elbo.var())
+        return float(elbo.mean()), float(np.sqrt(variance.sum()) / len(elbo))
 
-    def recent_usable(self) -> np.ndarray:
-        """Which of the last chunk's steps were usable, bool."""
-        return self._recent("is_usable")
+    def recently_taken(self) -> np.ndarray:
+        """Which of the last chunk's steps were taken, bool."""
+        return self._recent("was_taken")
 
     def _recent(self, field: str) -> np.ndarray:
         parts: list[np.ndarray] = []

@@ -15,6 +15,7 @@ from bbsvi.families import Family
 from bbsvi.randomness import fold_in
 from bbsvi.targets import Target
 from bbsvi.typing import Tensor
+from bbsvi.validation import one_line
 
 CHUNK = 250  # steps between two looks at convergence; callbacks see each chunk
 BLOCK = 10  # steps whose parameters are averaged into one recorded iterate
@@ -22,14 +23,14 @@ _CALL_SECONDS = 0.5  # a compiled call longer than this keeps Ctrl-C and the pro
 
 
 class Record(NamedTuple):
-    """What a run of n steps leaves behind, as numpy arrays; nan where a step was not usable."""
+    """What a run of n steps leaves behind, as numpy arrays; nan where a step was not taken."""
 
     elbo: np.ndarray  # [n]
     elbo_variance: np.ndarray  # [n]
     gradient_norm: np.ndarray  # [n]
     gradient_snr: np.ndarray  # [n]
     num_dropped: np.ndarray  # [n] int
-    is_usable: np.ndarray  # [n] bool
+    was_taken: np.ndarray  # [n] bool
     iterates: np.ndarray  # [blocks, P]: parameters averaged over each block that ended here
 
 
@@ -108,8 +109,8 @@ class Steps:
             result = self._compiled(*args)
         self._state, self._block, trace, blocks = result
         ended = (self.step + count) // BLOCK - self.step // BLOCK
-        *floats, dropped, usable = trace.numpy()[:count].T
-        return Record._make([*floats, dropped.astype(int), usable.astype(bool), blocks.numpy()[:ended]])
+        *floats, dropped, taken = trace.numpy()[:count].T
+        return Record._make([*floats, dropped.astype(int), taken.astype(bool), blocks.numpy()[:ended]])
 
     def _compile(self) -> None:
         self._compiled = tf.function(self._run, jit_compile=self.jit_compile, autograph=False)
@@ -123,8 +124,8 @@ class Steps:
             estimate, state = self._estimator.estimate(
                 state, self._target, self._family, sample_size=self._sample_size, seed=fold_in(self._seed, step)
             )
-            self._apply(estimate)
-            trace = trace.write(step - start, _traced(estimate))
+            taken = self._apply(estimate)
+            trace = trace.write(step - start, _traced(estimate, taken))
             flat = [tf.reshape(tf.cast(variable, tf.float64), [-1]) for variable in self._variables]
             block = block + tf.concat(flat, axis=0) / BLOCK
             # While a block is open it goes to the last slot, which nobody reads.
@@ -139,7 +140,8 @@ class Steps:
         )
         return state, block, trace.stack(), blocks.stack()
 
-    def _apply(self, estimate: GradientEstimate) -> None:
+    def _apply(self, estimate: GradientEstimate) -> Tensor:
+        """Take the step, or leave variables and optimizer as they are; whether it was taken, [] bool."""
         # The square has to be finite too: optimizers keep a running mean of it in the same dtype.
         finite = [tf.reduce_all(tf.math.is_finite(tf.square(g))) for g in estimate.gradient]
         descent = [-g for g in estimate.gradient]  # optimizers minimise
@@ -148,22 +150,21 @@ class Steps:
             self._optimizer.apply_gradients(zip(descent, self._variables, strict=True))
             return tf.constant(True)
 
-        tf.cond(estimate.is_usable & tf.reduce_all(finite), move, lambda: tf.constant(False))
+        return tf.cond(estimate.is_usable & tf.reduce_all(finite), move, lambda: tf.constant(False))
 
 
 _TRACED = len(Record._fields) - 1  # all but the iterates
 
 
-def _traced(estimate: GradientEstimate) -> Tensor:
+def _traced(estimate: GradientEstimate, taken: Tensor) -> Tensor:
     """A step's row of the trace, float64 [_TRACED]."""
     square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(g, tf.float64))) for g in estimate.gradient])
     variance = tf.add_n([tf.reduce_sum(tf.cast(v, tf.float64)) for v in estimate.gradient_variance])
     # Noise alone has a squared norm of its own variance, which is no signal.
     snr = tf.sqrt(tf.math.divide_no_nan(tf.maximum(square - variance, 0), variance))
-    usable = estimate.is_usable & tf.math.is_finite(square)
     row = tf.stack([estimate.elbo, estimate.elbo_variance, tf.sqrt(square), snr])
-    row = tf.where(usable, row, tf.constant(float("nan"), tf.float64))
-    counts = [tf.cast(estimate.num_dropped, tf.float64), tf.cast(usable, tf.float64)]
+    row = tf.where(taken, row, tf.constant(float("nan"), tf.float64))
+    counts = [tf.cast(estimate.num_dropped, tf.float64), tf.cast(taken, tf.float64)]
     return tf.concat([row, tf.stack(counts)], axis=0)
 
 
@@ -180,4 +181,10 @@ def copy_optimizer(optimizer: Any) -> Any:
         raise InvalidTypeError(f"optimizer must be a keras.optimizers.Optimizer, got {optimizer!r}{hint}.")
     if getattr(optimizer, "use_ema", False):
         raise InvalidValueError("optimizer: use_ema=True is not wanted here, fit averages its iterates itself.")
-    return type(optimizer).from_config(optimizer.get_config())
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except Exception as error:
+        raise InvalidTypeError(
+            f"optimizer {optimizer!r} cannot be copied by its config ({one_line(error)}); a class of your own needs "
+            "get_config and keras.saving.register_keras_serializable."
+        ) from error

@@ -87,7 +87,7 @@ def checked_term(name: str, result: Any, num_draws: int, *, per_datum: bool = Fa
     if not result.dtype.is_floating:
         raise InvalidTypeError(f"{name} must return floats of shape [S], got dtype {result.dtype.name}.")
     if per_datum and result.shape.rank == 2 and result.shape[0] in (None, num_draws):
-        result = tf.reduce_sum(result, axis=1)
+        result = tf.reduce_sum(tf.cast(result, tf.float64), axis=1)  # of many data, float32 loses the differences
     if result.shape.rank is None:
         result = tf.ensure_shape(result, [num_draws])
     if not result.shape.is_compatible_with([num_draws]):

@@ -60,12 +60,10 @@ class NumpyFunction:
         num_draws = len(next(iter(values.values())))
         if self._vectorized:
             result = np.asarray(call_with_latents(self._fn, values), dtype=np.float64)
-            wanted = (num_draws,)
         else:
             draws = ({name: value[s] for name, value in values.items()} for s in range(num_draws))
             result = np.asarray([call_with_latents(self._fn, draw) for draw in draws], dtype=np.float64)
-            wanted = (num_draws,)
-        if result.shape != wanted:
+        if result.shape != (num_draws,):
             hint = (
                 "one log density a draw (or pass vectorized=False for a function of one draw)"
                 if self._vectorized

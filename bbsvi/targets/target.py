@@ -85,6 +85,30 @@ class Target:
         return target
 
     @classmethod
+    def of(cls, target: Any, data: Any = None) -> Target:
+        """`target` as a Target: a joint distribution with its data, or a Target as it is.
+
+        Raises:
+          InvalidTypeError: it is neither.
+          InvalidValueError: data for a Target, which has its data inside.
+        """
+        if joints.is_joint(target):
+            return cls.from_joint(target, data)
+        if isinstance(target, Target):
+            if data is not None:
+                raise InvalidValueError(
+                    "data is for joint distributions; a bbsvi.Target has its data inside log_prob (or, built by "
+                    "Target.from_joint, already has it)."
+                )
+            return target
+        if callable(target) and not isinstance(target, type):
+            raise InvalidTypeError(
+                "target is a function, which has no shapes: wrap it as bbsvi.Target(log_prob, "
+                "event_shape={name: shape}, support={name: support})."
+            )
+        raise InvalidTypeError(f"target must be a tfd.JointDistribution* or a bbsvi.Target, got {target!r}.")
+
+    @classmethod
     def from_numpy(
         cls,
         log_prob: Callable[..., Any],

@@ -6,7 +6,7 @@ import pytest
 import bbsvi
 from bbsvi.diagnostics import batch_means_error, split_rhat
 from bbsvi.optimization.averaging import Iterates
-from bbsvi.optimization.convergence import judge
+from bbsvi.optimization.convergence import Gain, judge
 
 # q = N(lambda, I): the score of draw e is e, and moving lambda by d costs |d|^2 / 2 nats.
 SCORES = np.random.default_rng(0).normal(size=(2_000, 3))
@@ -20,10 +20,17 @@ def autoregressive(length, sd=0.1, rho=0.8, seed=1):
     return series
 
 
-def verdict(series, **rule):
-    iterates = Iterates()
+NOTHING = Gain(0.0, 0.0, has_collapsed=False)
+
+
+def recorded(series):
+    iterates = Iterates(series.shape[1])
     iterates.extend(series)
-    return judge(bbsvi.Convergence(**rule), iterates, lambda _: SCORES)
+    return iterates
+
+
+def verdict(series, gain=NOTHING, **rule):
+    return judge(bbsvi.Convergence(**rule), recorded(series), lambda _: SCORES, lambda _: gain)
 
 
 def test_stationary_iterates_converge_to_their_mean():
@@ -37,6 +44,7 @@ def test_error_in_nats_is_that_of_the_average():
     reported, true = [], []
     for seed in range(200):
         found = verdict(autoregressive(300, seed=seed), rhat=10.0, tolerance=1e-9)
+        assert found.gain is None
         reported.append(found.error)
         true.append(np.sum(found.average**2) / 2)
     # Batch means of sqrt(T) rows fall short of a correlation time of nine rows by about a third.
@@ -65,15 +73,18 @@ def test_noise_too_loud_for_the_window_does_not_converge():
 def test_directions_that_leave_q_as_it_is_do_not_matter():
     series = autoregressive(400)
     series[:, 2] = np.linspace(0, 50, 400)
-    iterates = Iterates()
-    iterates.extend(series)
     blind = SCORES * np.array([1.0, 1.0, 0.0])
-    assert judge(bbsvi.Convergence(), iterates, lambda _: blind).converged
+    assert judge(bbsvi.Convergence(), recorded(series), lambda _: blind, lambda _: NOTHING).converged
 
 
-def test_a_drift_worth_less_than_the_tolerance_does_not_matter():
+def test_a_slow_drift_is_an_arrival_only_if_there_is_nothing_left_to_gain():
     slow = np.linspace(0, 1e-3, 400)[:, None] * np.ones(3)
     assert verdict(slow).converged
+    assert verdict(
+        slow, gain=Gain(0.02, 0.01, has_collapsed=False)
+    ).converged  # within three standard errors of nothing
+    assert not verdict(slow, gain=Gain(0.04, 0.01, has_collapsed=False)).converged
+    assert not verdict(slow, gain=Gain(0.0, 0.0, has_collapsed=True)).converged
 
 
 def test_few_iterates_are_not_judged():
@@ -82,14 +93,19 @@ def test_few_iterates_are_not_judged():
 
 
 def test_iterates_stay_bounded_and_keep_their_mean():
-    iterates = Iterates()
-    series = np.arange(5_000.0)[:, None]
-    iterates.extend(series)
+    iterates = recorded(np.arange(5_000.0)[:, None])
     assert len(iterates) < 512
     rows = iterates.last(len(iterates))
     assert np.all(np.diff(rows[:, 0]) > 0)
     merged = rows[1, 0] - rows[0, 0]
     np.testing.assert_allclose(rows[0, 0], (merged - 1) / 2)
+
+
+def test_many_parameters_keep_fewer_rows():
+    iterates = Iterates(200_000)
+    for _ in range(300):
+        iterates.extend(np.zeros((1, 200_000)))
+    assert 60 <= len(iterates) <= 128
 
 
 def test_split_rhat_against_its_definition():
