@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from tqdm import tqdm
 
 from bbsvi import families
@@ -23,12 +20,11 @@ from bbsvi.optimization.convergence import Convergence, Gain, Verdict, judge
 from bbsvi.optimization.history import History
 from bbsvi.optimization.interrupts import interrupts
 from bbsvi.optimization.loop import CHUNK, Steps
+from bbsvi.optimization.probe import Probe, unflattened
 from bbsvi.posterior import Posterior
 from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
 
-_SCORE_DRAWS = 128  # draws whose scores the convergence rule sees the iterates through
-_GAIN_DRAWS = 1024  # draws that say what is left to gain, once the iterates have come to rest
 _NAMING_DRAWS = 64  # draws looked at to say which term is not finite
 
 
@@ -75,6 +71,8 @@ class Run:
         self.root = as_seed(plan.seed)
         sizes = [variable.shape.num_elements() for variable in plan.family.trainable_variables]
         self.history, self.iterates = History(), Iterates(sum(sizes))
+        self.probe = Probe(plan.target, plan.family, fold_in(self.root, 3))
+        self.verdict: Verdict | None = None
         # Good parameters are those from which a chunk of steps could be taken: `latest` have yet to show it.
         self.last_good = self.latest = plan.family.parameters()
         self.steps = Steps(
@@ -95,9 +93,14 @@ class Run:
                     ending = self._run(interrupted, bar)
             except KeyboardInterrupt:
                 ending = f"Interrupted after {self.steps.step} steps."
+            except NonFiniteError as error:
+                error.posterior = self._last_good_posterior()
+                raise
             except Exception as error:
-                # Work in hand goes along with whatever went wrong, the user's own exceptions included.
-                error.posterior = self._last_good_posterior()  # type: ignore[attr-defined]
+                # Work in hand goes along with whatever went wrong, the user's own exceptions included. The
+                # model may be what failed, so it is not asked again.
+                ending = f"Ended by an error after {self.steps.step} steps."
+                error.posterior = self._posterior(ending, ask_model=False)  # type: ignore[attr-defined]
                 raise
             posterior = self._posterior(ending)
         self._warn(posterior)
@@ -131,8 +134,10 @@ class Run:
             self._check_finite()
             if self._stopped_by_callback(elbo, error):
                 return f"Stopped by a callback after {self.steps.step} steps."
-            if self.plan.rule is not None and self._judge(self.plan.rule).converged:
-                return ""
+            if self.plan.rule is not None:
+                self.verdict = self._judge(self.plan.rule)
+                if self.verdict.converged:
+                    return ""
         return ""
 
     def _check_finite(self) -> None:
@@ -170,92 +175,33 @@ class Run:
         answers = [callback(progress) for callback in self.plan.callbacks]  # all of them are called
         return any(isinstance(answer, (bool, np.bool_)) and answer for answer in answers)
 
-    def _judge(self, rule: Convergence) -> Verdict:
-        return judge(rule, self.iterates, self._scores_at, self._gain_at)
-
-    def _scores_at(self, parameters: np.ndarray) -> np.ndarray:
-        """Scores of draws of q at `parameters`, [_SCORE_DRAWS, P]."""
-        with self._parameters_set_to(parameters):
-            scores = self._compiled_scores(fold_in(self.root, 3))
-        return np.concatenate([np.reshape(h, [_SCORE_DRAWS, -1]) for h in scores], axis=1).astype(np.float64)
-
-    @functools.cached_property
-    def _compiled_scores(self) -> Any:
-        def scores(seed: Any) -> list[Any]:
-            return self.family.scores(self.family.sample(_SCORE_DRAWS, seed)).dense()
-
-        return tf.function(scores, autograph=False)
-
-    def _gain_at(self, parameters: np.ndarray) -> Gain:
-        """What a natural-gradient step from `parameters` would gain, by the diagonal of the Fisher information.
-
-        E[ghat_j^2] = g_j^2 + Var ghat_j, so that the variance is taken off again.
-        """
-        with self._parameters_set_to(parameters):
-            moments, spread = self._compiled_moments(fold_in(self.root, 4))
-        gradient, second, fisher = (np.concatenate([np.ravel(m) for m in part]).astype(float) for part in moments)
-        live = fisher > 0
-        gradient, second, fisher = gradient[live], second[live], fisher[live]
-        variance = np.maximum(second - gradient**2, 0) / (_GAIN_DRAWS - 1)
-        gain = np.sum((gradient**2 - variance) / fisher) / 2
-        error = np.sqrt(np.sum((2 * variance**2 + 4 * gradient**2 * variance) / fisher**2)) / 2
-        has_collapsed = any(bool(np.any(np.asarray(s) == 0)) for s in spread)
-        return Gain(float(gain), float(error), has_collapsed)
-
-    @functools.cached_property
-    def _compiled_moments(self) -> Any:
-        def moments(seed: Any) -> Any:
-            draws = self.family.sample(_GAIN_DRAWS, seed)
-            f = self.target.log_prob(draws.value) - tf.cast(self.family.log_prob(draws), tf.float64)
-            f = tf.where(tf.math.is_finite(f), f, tf.reduce_mean(tf.boolean_mask(f, tf.math.is_finite(f))))
-            c = (f - tf.reduce_mean(f)) / (_GAIN_DRAWS - 1)
-            scores = self.family.scores(draws)
-            spread = [
-                tf.math.reduce_std(tf.cast(draws.value[name], tf.float64), axis=0)
-                for name, latent in self.family.latents.items()
-                if not latent.is_discrete
-            ]
-            contractions = (
-                scores.weighted_sum(c),
-                scores.weighted_square_sum(_GAIN_DRAWS * tf.square(c)),
-                scores.weighted_square_sum(tf.ones_like(c) / _GAIN_DRAWS),
-            )
-            return contractions, spread
-
-        return tf.function(moments, autograph=False)
-
-    @contextlib.contextmanager
-    def _parameters_set_to(self, parameters: np.ndarray) -> Iterator[None]:
-        now = self.family.parameters()
-        self.family.assign(_unflatten(parameters, now))
-        try:
-            yield
-        finally:
-            self.family.assign(now)
+    def _judge(self, rule: Convergence, *, ask_model: bool = True) -> Verdict:
+        unknown = Gain(np.inf, 0.0, has_collapsed=False)
+        gain_at = self.probe.gain_at if ask_model else lambda _: unknown
+        return judge(rule, self.iterates, self.probe.scores_at, gain_at)
 
     def _last_good_posterior(self) -> Posterior:
         self.family.assign(self.last_good)
         message = f"Ended by an error after {self.steps.step} steps; parameters are those of the last good ones."
         return self._made_posterior(False, message)
 
-    def _posterior(self, ending: str) -> Posterior:
+    def _posterior(self, ending: str, *, ask_model: bool = True) -> Posterior:
         """The posterior at the averaged iterates; `ending` says what cut the run short, if anything did."""
         rule = self.plan.rule or Convergence()
-        verdict = self._judge(rule)
+        verdict = self.verdict
+        if verdict is None or not verdict.converged:
+            verdict = self._judge(rule, ask_model=ask_model)
         if verdict.average is not None:
-            self.family.assign(_unflatten(verdict.average, self.family.parameters()))
+            self.family.assign(unflattened(verdict.average, self.family.parameters()))
         sentence = ending or f"{'Converged after' if verdict.converged else 'Ran'} {self.steps.step} steps."
-        if not verdict.converged:
+        if not verdict.converged and ask_model:
             sentence += f" Not converged: {self._reason(verdict, rule)}"
         return self._made_posterior(verdict.converged, sentence)
 
     def _made_posterior(self, converged: bool, sentence: str) -> Posterior:
         history = self.history.arrays()
-        num_steps, dropped, lost = (
-            len(history["step"]),
-            int(history["dropped_draws"].sum()),
-            int(np.isnan(history["elbo"]).sum()),
-        )
+        num_steps, dropped = len(history["step"]), int(history["dropped_draws"].sum())
+        lost = int(np.isnan(history["elbo"]).sum())
         if dropped:
             sentence += (
                 f" {dropped} of {num_steps * self.plan.sample_size} draws had log p = -inf, outside what the model "
@@ -287,9 +233,3 @@ class Run:
             f"the parameters still move, most of all {self.family.parameter_names[which]!r} (split R-hat "
             f"{verdict.rhat:.2f}, wanted {rule.rhat}). Run more steps, or a larger step size if the start is far away."
         )
-
-
-def _unflatten(flat: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    ends = np.cumsum([array.size for array in like])
-    parts = np.split(flat, ends[:-1])
-    return [part.reshape(array.shape).astype(array.dtype) for part, array in zip(parts, like, strict=True)]

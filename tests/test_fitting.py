@@ -143,6 +143,7 @@ def test_an_exception_in_a_callback_does_not_lose_the_work():
     posterior = caught.value.posterior
     assert len(posterior.history["elbo"]) == 250
     assert posterior.sample(3)["z"].shape == (3, 2)
+    assert abs(posterior.family.parameters()[0][0]) > 0.5  # it has moved
 
 
 def test_keyboard_interrupt_returns_what_there_is():
