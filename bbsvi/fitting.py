@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from bbsvi import families
 from bbsvi.errors import BBSVIError, BBSVIWarning, InvalidTypeError, InvalidValueError, NonFiniteError
@@ -20,6 +19,7 @@ from bbsvi.posterior import Posterior
 from bbsvi.randomness import as_seed, fold_in, new_seed
 from bbsvi.run import Plan, Progress, Run
 from bbsvi.targets import Target
+from bbsvi.tracing import Traced
 from bbsvi.validation import known_name, one_line, positive_integer
 
 DEFAULT_SAMPLE_SIZE = 64
@@ -165,7 +165,7 @@ def _check_start(target: Target, family: Family, seed: Any) -> None:
             f"log q is not finite for {np.sum(~np.isfinite(log_q))} of {len(log_q)} draws of the initial q."
         )
     _check_graph(target, draws.value)
-    scores = tf.function(lambda: family.scores(draws).dense(), autograph=False).get_concrete_function()()
+    scores = Traced(lambda: family.scores(draws).dense())()
     for name, score in zip(family.parameter_names, scores, strict=True):
         score = score.numpy()
         if not np.isfinite(score).all():
@@ -181,7 +181,7 @@ def _check_start(target: Target, family: Family, seed: Any) -> None:
 def _check_graph(target: Target, values: Any) -> None:
     """That log p can be traced: what ran eagerly just now may be numpy code in disguise."""
     try:
-        tf.function(target.log_prob, autograph=False).get_concrete_function(dict(values))
+        Traced(target.log_prob)(dict(values))
     except BBSVIError:
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families import Draws, Family
 from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
+from bbsvi.tracing import Traced
 from bbsvi.validation import known_name, one_line, positive_integer
 
 _BATCH = 10_000  # draws evaluated at once
@@ -60,7 +61,7 @@ class Diagnostics:
         return "\n".join(self.messages)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Posterior:
     """A fitted q(z). Draws, means and summaries are in the model's (constrained) space.
 
@@ -245,16 +246,20 @@ class Posterior:
         root, parts = as_seed(seed), []
         for index, start in enumerate(range(0, sample_size, _BATCH)):
             size = min(_BATCH, sample_size - start)
-            parts.append(self._compiled_log_weights(size, fold_in(root, index)).numpy())
+            parts.append(self._log_weights_of(size, fold_in(root, index)).numpy())
         return np.concatenate(parts)
 
     @functools.cached_property
-    def _compiled_log_weights(self) -> Any:
-        def log_weights(size: int, seed: Any) -> Any:
+    def _graphs(self) -> dict[int, Traced]:
+        """Log weights of so many draws of a seed."""
+        return {}
+
+    def _log_weights_of(self, size: int, seed: Any) -> Any:
+        def log_weights(seed: Any) -> Any:
             draws = self.family.sample(size, seed)
             return self.target.log_prob(draws.value) - tf.cast(self.family.log_prob(draws), tf.float64)
 
-        return tf.function(log_weights, autograph=False)
+        return self._graphs.setdefault(size, Traced(log_weights))(seed)
 
 
 def load(path: str | Path, target: Any, *, data: Mapping[str, Any] | None = None, family: Any = None) -> Posterior:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.tracing import Traced
 from bbsvi.typing import Tensor
 
 
@@ -177,7 +178,7 @@ def _vectorized_map(fn: Callable[[Any], Any], samples: Any) -> Any:
     if not tf.executing_eagerly():
         return tf.vectorized_map(fn, samples)
     # Eagerly it would trace a graph with autograph, which puts errors of its own in place of fn's.
-    return tf.function(lambda: tf.vectorized_map(fn, samples), autograph=False)()
+    return Traced(lambda samples: tf.vectorized_map(fn, samples))(samples)
 
 
 def per_sample_scores(distribution: Any, samples: Any) -> DenseScores:

@@ -16,6 +16,7 @@ ROOMS = [
     "typing",
     "validation",
     "randomness",
+    "tracing",
     "diagnostics",  # functions of numpy arrays: the roof uses them, and so does the convergence rule
     "examples",
     "supports",

@@ -14,6 +14,7 @@ from bbsvi.estimators import Estimator, GradientEstimate
 from bbsvi.families import Family
 from bbsvi.randomness import fold_in
 from bbsvi.targets import Target
+from bbsvi.tracing import Traced
 from bbsvi.typing import Tensor
 from bbsvi.validation import one_line
 
@@ -113,7 +114,7 @@ class Steps:
         return Record._make([*floats, dropped.astype(int), taken.astype(bool), blocks.numpy()[:ended]])
 
     def _compile(self) -> None:
-        self._compiled = tf.function(self._run, jit_compile=self.jit_compile, autograph=False)
+        self._compiled = Traced(self._run, jit_compile=self.jit_compile)
 
     def _run(self, start: Tensor, count: Tensor, state: Any, block: Tensor) -> Any:
         # Few wide writes: in a compiled step this small, what counts is the number of operations.

@@ -14,6 +14,7 @@ from bbsvi.families import Family
 from bbsvi.optimization.convergence import Gain
 from bbsvi.randomness import fold_in
 from bbsvi.targets import Target
+from bbsvi.tracing import Traced
 from bbsvi.typing import Seed, Tensor
 
 _SCORE_DRAWS = 128  # whose scores the iterates are seen through
@@ -54,14 +55,14 @@ class Probe:
         return Gain(float(gain), float(error), has_collapsed)
 
     @functools.cached_property
-    def _compiled_scores(self) -> Any:
+    def _compiled_scores(self) -> Traced:
         def scores(seed: Seed) -> list[Tensor]:
             return self._family.scores(self._family.sample(_SCORE_DRAWS, seed)).dense()
 
-        return tf.function(scores, autograph=False)
+        return Traced(scores)
 
     @functools.cached_property
-    def _compiled_moments(self) -> Any:
+    def _compiled_moments(self) -> Traced:
         def moments(seed: Seed) -> Any:
             draws = self._family.sample(_GAIN_DRAWS, seed)
             f = self._target.log_prob(draws.value) - tf.cast(self._family.log_prob(draws), tf.float64)
@@ -81,7 +82,7 @@ class Probe:
             ]
             return contractions, spread
 
-        return tf.function(moments, autograph=False)
+        return Traced(moments)
 
     @contextlib.contextmanager
     def _parameters_set_to(self, parameters: np.ndarray) -> Iterator[None]:

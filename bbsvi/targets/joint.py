@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 from bbsvi import supports
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.targets.base import Latent, Terms
+from bbsvi.tracing import Traced
 from bbsvi.typing import Tensor, Values
 from bbsvi.validation import known_name, observed_array
 
@@ -142,9 +143,14 @@ def _terms(joint: Any, observed: Mapping[str, Any], dtypes: Mapping[str, tf.DTyp
                 )
         return parts
 
-    # A graph of its own, so that eager calls trace it once for each number of draws.
-    vectorized = tf.function(lambda values: tf.vectorized_map(one_draw, values), autograph=False)
-    return lambda values: vectorized(dict(values))
+    vectorized = Traced(lambda values: tf.vectorized_map(one_draw, values))
+
+    def terms(values: Values) -> dict[str, Tensor]:
+        if tf.executing_eagerly():
+            return vectorized(dict(values))
+        return tf.vectorized_map(one_draw, dict(values))
+
+    return terms
 
 
 def _check_nothing_forgotten(joint: Any, names: list[str], observed: Mapping[str, Any], *, pinned: bool) -> None:
