@@ -19,6 +19,7 @@ from bbsvi.fitting import fit
 from bbsvi.optimization.convergence import Convergence
 from bbsvi.posterior import Diagnostics, Estimate, Posterior, load
 from bbsvi.run import Progress
+from bbsvi.score_check import ScoreCheck, check_score
 from bbsvi.scores import DenseScores, Scores, per_sample_gradients, per_sample_scores
 from bbsvi.targets import Target
 
@@ -38,8 +39,10 @@ __all__ = [
     "NonFiniteError",
     "Posterior",
     "Progress",
+    "ScoreCheck",
     "Scores",
     "Target",
+    "check_score",
     "control_variates",
     "estimators",
     "examples",
