@@ -26,7 +26,8 @@ class ScoreCheck:
 
     Attributes:
       rows: a dict for each variable: "parameter", "elements", "mean", "standard_error" and "z" of the
-        element with the largest |z|, and "zero_elements", whose score is zero at every draw.
+        element with the largest |z|, and "zero_elements", whose score is zero at every draw (those that
+        the mask of a network cuts off, for one).
       messages: the same in plain sentences.
       passed: nothing was found.
     """
@@ -117,10 +118,9 @@ def _row(name: str, mean: np.ndarray, square: np.ndarray, size: int) -> dict[str
 
 def _faults(row: dict[str, Any], limit: float) -> list[str]:
     faults = []
-    if row["zero_elements"]:
-        which = "is zero" if row["zero_elements"] == row["elements"] else f"of {row['zero_elements']} elements is zero"
+    if row["elements"] and row["zero_elements"] == row["elements"]:
         faults.append(
-            f"The score of {row['parameter']!r} {which} at every draw: log q does not depend on it. (A function of a "
+            f"The score of {row['parameter']!r} is zero at every draw: log q does not depend on it. (A function of a "
             "variable taken eagerly, as tf.nn.softplus(v), is a constant; use tfp.util.TransformedVariable.)"
         )
     if not abs(row["z"]) <= limit:

@@ -22,6 +22,7 @@ ROOMS = [
     "supports",
     "targets",
     "scores",
+    "factored",
     "families",
     "score_check",
     "control_variates",

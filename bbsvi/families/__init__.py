@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.families.autoregressive import Autoregressive
 from bbsvi.families.base import Draws, Factor, Family
 from bbsvi.families.gaussian import FullRank
 from bbsvi.families.mean_field import MeanField
@@ -15,7 +16,18 @@ from bbsvi.families.wrapped import Wrapped
 from bbsvi.targets import Target
 from bbsvi.validation import known_name
 
-__all__ = ["Draws", "Factor", "Family", "FullRank", "MeanField", "Wrapped", "copy", "from_config", "resolve"]
+__all__ = [
+    "Autoregressive",
+    "Draws",
+    "Factor",
+    "Family",
+    "FullRank",
+    "MeanField",
+    "Wrapped",
+    "copy",
+    "from_config",
+    "resolve",
+]
 
 _BY_NAME = {"mean_field": MeanField, "full_rank": FullRank}
 
@@ -59,4 +71,6 @@ def _outline(latents: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 def from_config(config: Mapping[str, Any], target: Target) -> Family:
     """The family that `Family.config` described, with fresh parameters."""
     options = dict(config)
-    return {"MeanField": MeanField, "FullRank": FullRank}[options.pop("family")](target, **options)
+    return {"MeanField": MeanField, "FullRank": FullRank, "Autoregressive": Autoregressive}[options.pop("family")](
+        target, **options
+    )
