@@ -26,8 +26,8 @@ tfd = tfp.distributions
 class AutoregressiveFactor(Factor):
     """q(k_1..k_D) = prod_i q(k_i | k_1..k_{i-1}), over D sites with K_i categories each.
 
-    One network gives all conditionals in one pass: its input is the sites one after the other, each as
-    K_i indicators, its output their logits, and masks cut every path from a site to itself or to one before.
+    One network gives all conditionals in one pass: its input is the sites one after the other, its output
+    their logits, and masks cut every path from a site to itself or to one before.
     Germain et al. 2015, "MADE: masked autoencoder for distribution estimation".
     """
 
@@ -37,13 +37,14 @@ class AutoregressiveFactor(Factor):
         self._dtype = dtype
         sizes = [math.prod(latent.event_shape) for latent in self.latents]
         self._sites = sizes
-        self._categories = [
-            latent.support.num_categories or 0
+        # A bit is one number with one logit, a site of K > 2 categories is K indicators with K logits.
+        self._widths = [
+            1 if latent.support.num_categories == 2 else latent.support.num_categories or 0
             for latent, size in zip(self.latents, sizes, strict=True)
             for _ in range(size)
         ]
-        num_sites = len(self._categories)
-        of_site = np.repeat(np.arange(1, num_sites + 1), self._categories)  # degree of each indicator
+        num_sites = len(self._widths)
+        of_site = np.repeat(np.arange(1, num_sites + 1), self._widths)  # degree of each number
         degrees = [of_site]
         for units in hidden_units:
             degrees.append(1 + np.arange(units) % max(num_sites - 1, 1))
@@ -60,7 +61,6 @@ class AutoregressiveFactor(Factor):
             values = rng.normal(size=mask.shape) * spread * mask.numpy()
             self.kernels.append(tf.Variable(values, dtype=dtype, name=f"kernel_{index}"))
             self.biases.append(tf.Variable(tf.zeros(mask.shape[1], dtype), name=f"bias_{index}"))
-        self._starts = np.cumsum([0, *self._categories])
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
@@ -71,18 +71,34 @@ class AutoregressiveFactor(Factor):
         raise InvalidTypeError("an autoregressive factor is no TFP distribution; use its sample and log_prob.")
 
     def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        # With the Gumbel noise held fixed, a pass over all sites leaves one more of them as ancestral
-        # sampling has it: after pass i the first i depend on nothing that still changes.
-        u = uniform([num_draws, int(self._starts[-1])], seed, self._dtype)
-        noise = -tf.math.log(-tf.math.log(u))
+        # With the noise held fixed, a pass over all sites leaves one more of them as ancestral sampling
+        # has it: after pass i the first i depend on nothing that still changes.
+        u = uniform([num_draws, sum(self._widths)], seed, self._dtype)
+        noise = tf.concat(
+            [
+                # Logistic noise for a bit, Gumbel noise for the categories.
+                tf.reshape(
+                    tf.math.log(part) - tf.math.log1p(-part)
+                    if part.shape[2] == 1
+                    else -tf.math.log(-tf.math.log(part)),
+                    [num_draws, -1],
+                )
+                for part in self._split(u)
+            ],
+            axis=1,
+        )
 
         def one_pass(index: Tensor, indicators: Tensor) -> tuple[Tensor, Tensor]:
             return index + 1, self._indicators(self._choices(self._logits(indicators) + noise))
 
         _, indicators = tf.while_loop(
-            lambda index, _: index < len(self._categories), one_pass, (tf.constant(0), tf.zeros_like(noise))
+            lambda index, _: index < len(self._widths), one_pass, (tf.constant(0), tf.zeros_like(noise))
         )
-        return self._by_latent(self._choices(indicators))
+        parts = tf.split(self._choices(indicators - 0.5), self._sites, axis=1)
+        return {
+            latent.name: tf.reshape(part, [num_draws, *latent.event_shape])
+            for latent, part in zip(self.latents, parts, strict=True)
+        }
 
     def log_prob(self, base: Mapping[str, Tensor]) -> Tensor:
         first = self.latents[0]
@@ -91,12 +107,8 @@ class AutoregressiveFactor(Factor):
             tf.reshape(base[latent.name], [-1, size]) for latent, size in zip(self.latents, self._sites, strict=True)
         ]
         indicators = self._indicators(tf.concat(flat, axis=1))
-        log_q = tf.add_n(
-            [
-                tf.reduce_sum(part * tf.nn.log_softmax(logits, axis=-1), axis=[1, 2])
-                for part, logits in zip(self._split(indicators), self._split(self._logits(indicators)), strict=True)
-            ]
-        )
+        pairs = zip(self._split(indicators), self._split(self._logits(indicators)), strict=True)
+        log_q = tf.add_n([tf.reduce_sum(_log_conditional(part, logits), axis=[1, 2]) for part, logits in pairs])
         return log_q[0] if is_one_draw else log_q
 
     def scores(self, base: Mapping[str, Tensor]) -> FactoredScores:
@@ -111,33 +123,40 @@ class AutoregressiveFactor(Factor):
         return layer
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        """[S, sum K] as one [S, sites, K] for each run of sites with the same K."""
+        """[S, sum of widths] as one [S, sites, width] for each run of sites of the same width."""
         parts, position = [], 0
-        for categories, count in _runs(self._categories):
-            part = flat[:, position : position + count * categories]
-            parts.append(tf.reshape(part, [-1, count, categories]))
-            position += count * categories
-        return [tf.reshape(part, [-1, part.shape[1], part.shape[2]]) for part in parts]
+        for width, count in _runs(self._widths):
+            part = flat[:, position : position + count * width]
+            parts.append(tf.reshape(part, [-1, count, width]))
+            position += count * width
+        return parts
 
     def _choices(self, values: Tensor) -> Tensor:
-        """The largest of each site's values, [S, sites] int32."""
-        return tf.concat([tf.argmax(part, axis=-1, output_type=tf.int32) for part in self._split(values)], axis=1)
+        """A bit where its value is positive, else the category of the largest value: [S, sites] int32."""
+        parts = [
+            tf.cast(part[:, :, 0] > 0, tf.int32)
+            if part.shape[2] == 1
+            else tf.argmax(part, axis=-1, output_type=tf.int32)
+            for part in self._split(values)
+        ]
+        return tf.concat(parts, axis=1)
 
     def _indicators(self, choices: Tensor) -> Tensor:
-        """[S, sites] int32 -> [S, sum K]."""
+        """[S, sites] int32 -> [S, sum of widths]."""
         parts, position = [], 0
-        for categories, count in _runs(self._categories):
-            hot = tf.one_hot(choices[:, position : position + count], categories, dtype=self._dtype)
-            parts.append(tf.reshape(hot, [-1, count * categories]))
+        for width, count in _runs(self._widths):
+            part = choices[:, position : position + count]
+            hot = tf.cast(part, self._dtype) if width == 1 else tf.one_hot(part, width, dtype=self._dtype)
+            parts.append(tf.reshape(hot, [-1, count * width]))
             position += count
         return tf.concat(parts, axis=1)
 
-    def _by_latent(self, choices: Tensor) -> dict[str, Tensor]:
-        parts = tf.split(choices, self._sites, axis=1)
-        return {
-            latent.name: tf.reshape(part, [-1, *latent.event_shape])
-            for latent, part in zip(self.latents, parts, strict=True)
-        }
+
+def _log_conditional(indicators: Tensor, logits: Tensor) -> Tensor:
+    """log q of each site given those before it, up to a sum over the last axis. Both [S, sites, width]."""
+    if logits.shape[2] == 1:
+        return indicators * logits - tf.math.softplus(logits)
+    return indicators * tf.nn.log_softmax(logits, axis=-1)
 
 
 def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
