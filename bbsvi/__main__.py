@@ -15,7 +15,7 @@ import bbsvi
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bbsvi", description=__doc__)
     parser.add_argument("example", nargs="?", default="eight_schools", choices=bbsvi.examples.names())
-    parser.add_argument("--family", default="mean_field", choices=["mean_field", "full_rank"])
+    parser.add_argument("--family", default="mean_field", choices=["mean_field", "full_rank", "low_rank"])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next major version at import

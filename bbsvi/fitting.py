@@ -18,12 +18,14 @@ from bbsvi.optimization.loop import copy_optimizer
 from bbsvi.posterior import Posterior
 from bbsvi.randomness import as_seed, fold_in, new_seed
 from bbsvi.run import Plan, Progress, Run
+from bbsvi.score_check import check_score
 from bbsvi.targets import Target
 from bbsvi.tracing import Traced
 from bbsvi.validation import known_name, one_line, positive_integer
 
 DEFAULT_SAMPLE_SIZE = 64
-_CHECK_DRAWS = 64  # draws from the initial q that the checks before compilation look at
+_CHECK_DRAWS = 64  # draws from the initial q that log p is checked at before compilation
+_SCORE_CHECK_DRAWS = 1_000  # and those that the scores are checked at, which ask nothing of log p
 
 
 def fit(
@@ -45,7 +47,7 @@ def fit(
 
     Args:
       target: a `tfd.JointDistribution*` or a `bbsvi.Target`.
-      family: "mean_field", "full_rank", a `bbsvi.families` object or a `tfd.Distribution` with
+      family: "mean_field", "full_rank", "low_rank", a `bbsvi.families` object or a `tfd.Distribution` with
         trainable variables (over the latents' own values). An object is trained in place; the
         posterior has a copy, except of a distribution of yours.
       data: {site: array}, observed values of a joint distribution; {} where nothing is observed.
@@ -122,6 +124,8 @@ def _checked_estimator(estimator: Any) -> Estimator:
     methods = ("init", "estimate", "minimum_sample_size")
     if isinstance(estimator, type) or not all(hasattr(estimator, method) for method in methods):
         hint = f" (write {estimator.__name__}())" if isinstance(estimator, type) else ""
+        if hasattr(estimator, "apply"):
+            hint = " (a control variate goes into bbsvi.estimators.ScoreFunction(control_variate=...))"
         raise InvalidTypeError(f"estimator must be a bbsvi.estimators object, got {estimator!r}{hint}.")
     return estimator
 
@@ -165,17 +169,11 @@ def _check_start(target: Target, family: Family, seed: Any) -> None:
             f"log q is not finite for {np.sum(~np.isfinite(log_q))} of {len(log_q)} draws of the initial q."
         )
     _check_graph(target, draws.value)
-    scores = Traced(lambda: family.scores(draws).dense())()
-    for name, score in zip(family.parameter_names, scores, strict=True):
-        score = score.numpy()
-        if not np.isfinite(score).all():
-            raise NonFiniteError(f"the score of parameter {name!r} is not finite at draws of the initial q.")
-        if score.size and not score.any():
-            warnings.warn(
-                f"parameter {name!r} has zero gradient in every step: log q does not depend on it; it stays as it is.",
-                BBSVIWarning,
-                stacklevel=3,
-            )
+    found = check_score(family, _SCORE_CHECK_DRAWS)
+    if found.num_non_finite:
+        raise NonFiniteError(f"at the initial q: {found}")
+    if not found.passed:
+        warnings.warn(str(found), BBSVIWarning, stacklevel=3)
 
 
 def _check_graph(target: Target, values: Any) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from bbsvi import storage
 from bbsvi.diagnostics import k_hat, k_hat_threshold, mean_and_error
 from bbsvi.errors import InvalidTypeError, InvalidValueError
-from bbsvi.families import Draws, Family
+from bbsvi.families import Draws, Family, collapsed_latents, has_copies
 from bbsvi.randomness import as_seed, fold_in
 from bbsvi.targets import Target
 from bbsvi.tracing import Traced
@@ -67,8 +67,8 @@ class Posterior:
 
     Attributes:
       target: log p.
-      family: q, with the fitted parameters in variables of its own. A TFP distribution of the user's
-        cannot be copied: if it is trained again, this posterior refuses to answer for it.
+      family: q, with the fitted parameters in variables of its own. A TFP distribution or a family class
+        of the user's cannot be copied: if it is trained again, this posterior refuses to answer for it.
       history: {"step", "elbo", "elbo_standard_error", "gradient_norm", "gradient_snr",
         "dropped_draws", "seconds"}, one entry a step. The ELBO entries are each from one step's draws;
         a step that could not be used (a NaN, or too few finite draws) has nan.
@@ -98,10 +98,12 @@ class Posterior:
         return self.family.sample(sample_size, seed)
 
     def _check_unchanged(self) -> None:
+        if has_copies(self.family):
+            return  # then this one is the posterior's own
         now = self.family.parameters()
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._fitted, strict=True)):  # type: ignore[attr-defined]
             raise InvalidValueError(
-                "the distribution that this posterior wraps has been trained again since; build a new one for each fit."
+                "the q of this posterior has been trained again since; build a new one for each fit."
             )
 
     def sample(self, sample_size: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -151,17 +153,17 @@ class Posterior:
 
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means, from 20,000 draws."""
-        return {name: draws.mean(axis=0, dtype=np.float64) for name, draws in self._summary_draws.items()}
+        return {name: draws.mean(axis=0, dtype=np.float64) for name, draws in self._summary().items()}
 
     def stddev(self) -> dict[str, np.ndarray]:
         """Posterior standard deviations, from 20,000 draws."""
-        return {name: draws.std(axis=0, dtype=np.float64) for name, draws in self._summary_draws.items()}
+        return {name: draws.std(axis=0, dtype=np.float64) for name, draws in self._summary().items()}
 
     def summary(self) -> Any:
         """A pandas DataFrame with ArviZ's columns: mean, sd and the 94 % highest-density interval."""
         import arviz
 
-        return arviz.summary(_inference_data(self._summary_draws), kind="stats", round_to=4)
+        return arviz.summary(_inference_data(self._summary()), kind="stats", round_to=4)
 
     def elbo(self, sample_size: int = 10_000, seed: int = 1) -> Estimate:
         """E_q[log p - log q], a lower bound on the log evidence, with its standard error."""
@@ -187,20 +189,14 @@ class Posterior:
                 f"Of {size} draws {np.sum(~finite) - num_nan} are outside what the model allows (log p = -inf) and "
                 f"{num_nan} have no log density (NaN): the ELBO is not finite, and k-hat is that of the others."
             )
-        stuck = self._collapsed_latents()
+        stuck = collapsed_latents(self.family, as_seed(seed))
         if stuck:
             shape = np.inf
-            messages.append(f"All draws of {', '.join(stuck)} are the same number: q has collapsed.")
-        if shape <= 0.5 and finite.all():
-            verdict = "q is close to the posterior"
-        elif shape <= threshold:
-            verdict = "q is usable, importance weighting would improve it"
-        else:
-            verdict = (
-                "do not trust variances and tails, q misses part of the posterior: try a richer family, or write the "
-                "model in another way"
-            )
-        messages.append(f"k-hat {shape:.2f} (trust below {threshold:.2f}): {verdict}.")
+            messages.append(f"q has collapsed: all draws of {', '.join(stuck)} are the same number.")
+        weights = np.exp(log_weights[finite] - log_weights[finite].max(initial=-np.inf))
+        share = float(weights.sum() ** 2 / np.sum(weights**2) / size) if finite.any() else 0.0
+        verdict = "Do not trust it" if stuck else _verdict(shape, threshold, share)
+        messages.append(f"{verdict} (k-hat {shape:.2f}, effective sample size {share:.0%}).")
         recent = self.history["gradient_snr"][-250:]
         snr = float(np.nanmedian(recent)) if np.isfinite(recent).any() else np.nan
         messages.append(f"Signal-to-noise ratio of the last steps' gradients: {snr:.2f}.")
@@ -228,17 +224,13 @@ class Posterior:
         fields = {"converged": bool(self.converged), "message": self.message, "seed": int(self.seed)}
         storage.write(path, self.target, self.family, self.history, fields)
 
+    def _summary(self) -> dict[str, np.ndarray]:
+        self._check_unchanged()
+        return self._summary_draws
+
     @functools.cached_property
     def _summary_draws(self) -> dict[str, np.ndarray]:
         return self.sample(_SUMMARY_DRAWS, seed=_SUMMARY_SEED)
-
-    def _collapsed_latents(self) -> list[str]:
-        """Continuous latents of which some element is the same in every draw."""
-        return [
-            name
-            for name, draws in self._summary_draws.items()
-            if not self.target.latents[name].is_discrete and draws.size and np.ptp(draws, axis=0).min() == 0
-        ]
 
     def _log_weights(self, sample_size: int, seed: int) -> np.ndarray:
         """log p - log q at draws of q, [sample_size], in float64."""
@@ -260,6 +252,20 @@ class Posterior:
             return self.target.log_prob(draws.value) - tf.cast(self.family.log_prob(draws), tf.float64)
 
         return self._graphs.setdefault(size, Traced(log_weights))(seed)
+
+
+def _verdict(shape: float, threshold: float, share: float) -> str:
+    """What k-hat and the effective share of importance-weighted draws say about q."""
+    if shape > threshold and share > 0.9:
+        return f"The bulk of q is right, its tails are too thin to be sure of: k-hat is above {threshold:.2f}"
+    if shape > threshold:
+        return (
+            f"Do not trust variances and tails, q misses part of the posterior: k-hat is above {threshold:.2f}. Try a "
+            "richer family, or write the model in another way"
+        )
+    if share > 0.9:
+        return "q is close to the posterior"
+    return "q is usable, importance weighting would improve it"
 
 
 def load(path: str | Path, target: Any, *, data: Mapping[str, Any] | None = None, family: Any = None) -> Posterior:

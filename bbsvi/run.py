@@ -218,18 +218,18 @@ class Run:
         if verdict.gain is not None:
             return (
                 f"the parameters hardly move, but a step along the gradient would still gain {verdict.gain.nats:.2g} "
-                "nats. Use a larger step size, or latents on the scale of 1."
+                "nats. Run more steps, use a larger step size, or bring the latents to the scale of 1."
             )
-        if verdict.error is not None:
+        if verdict.error is not None and verdict.error > rule.tolerance:
             return (
                 f"the averaged parameters are known to {verdict.error:.2g} nats, wanted {rule.tolerance}. "
                 "Run more steps, more draws per step, or a smaller step size."
             )
-        if not np.isfinite(verdict.rhat):
+        if verdict.error is not None or not np.isfinite(verdict.rhat):
             return "too few steps to tell."
         sizes = [variable.shape.num_elements() for variable in self.family.trainable_variables]
         which = int(np.searchsorted(np.cumsum(sizes), verdict.parameter, side="right"))
         return (
             f"the parameters still move, most of all {self.family.parameter_names[which]!r} (split R-hat "
-            f"{verdict.rhat:.2f}, wanted {rule.rhat}). Run more steps, or a larger step size if the start is far away."
+            f"{verdict.rhat:.2f}, wanted {rule.rhat}). Run more steps, or bring the latents to the scale of 1."
         )

@@ -29,11 +29,13 @@ class ScoreCheck:
         element with the largest |z|, and "zero_elements", whose score is zero at every draw (those that
         the mask of a network cuts off, for one).
       messages: the same in plain sentences.
+      num_non_finite: draws at which the score is not finite.
       passed: nothing was found.
     """
 
     rows: tuple[dict[str, Any], ...]
     messages: tuple[str, ...]
+    num_non_finite: int
     passed: bool
 
     @property
@@ -82,12 +84,13 @@ def check_score(family_or_distribution: Any, sample_size: int = 10_000, seed: in
     count = sum(mean.shape.num_elements() for mean in means)
     limit = float(stats.norm.isf(_FALSE_ALARMS / 2 / max(count, 1)))
     rows = [_row(name, m.numpy(), s.numpy(), size) for name, m, s in zip(names, means, squares, strict=True)]
-    messages = [message for row in rows for message in _faults(row, limit)]
     bad = int(np.sum(~np.isfinite(norms)))
+    messages = [] if bad else [message for row in rows for message in _faults(row, limit)]
     if bad:
+        named = [row["parameter"] for row in rows if not np.isfinite(row["z"])]
         messages.append(
-            f"The score is not finite at {bad} of {size} draws, as happens at the edge of a support: parameterise by "
-            "logits, or keep concentrations away from zero."
+            f"The score of {', '.join(map(repr, named))} is not finite at {bad} of {size} draws, as happens at the "
+            "edge of a support: parameterise by logits, or keep concentrations away from zero."
         )
     passed = not messages
     if passed:
@@ -95,7 +98,7 @@ def check_score(family_or_distribution: Any, sample_size: int = 10_000, seed: in
         messages = [
             f"The scores of all {count} parameters average to zero within their noise, largest |z| {worst:.1f}."
         ]
-    return ScoreCheck(tuple(rows), tuple(messages), passed)
+    return ScoreCheck(tuple(rows), tuple(messages), bad, passed)
 
 
 def _moments(scores: Scores) -> Any:

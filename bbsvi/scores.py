@@ -148,7 +148,8 @@ def per_sample_gradients(
         raise InvalidTypeError(f"variables must be None or a list of tf.Variables, got {variables!r}.")
     if any(sample.shape.rank == 0 for sample in flat) or len({sample.shape[0] for sample in flat}) != 1:
         shapes = [sample.shape.as_list() for sample in flat]
-        raise InvalidValueError(f"samples must all begin with one sample axis, [S, *event]; got shapes {shapes}.")
+        hint = " A list is taken as a structure; for S numbers pass an array." if isinstance(samples, list) else ""
+        raise InvalidValueError(f"samples must all begin with one sample axis, [S, *event]; got shapes {shapes}.{hint}")
 
     def scalar(sample: Any) -> Tensor:
         result = fn(sample)

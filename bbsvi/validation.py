@@ -24,9 +24,10 @@ def positive_integer(argument: str, value: Any, *, minimum: int = 1, reason: str
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """' Did you mean ...?' for the known name nearest to `name`, or ''."""
-    match = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.4)
-    return f" Did you mean {match[0]!r}?" if match else ""
+    """' Did you mean ...?' for the known name nearest to `name`, in whatever case, or ''."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    match = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.4)
+    return f" Did you mean {by_lower[match[0]]!r}?" if match else ""
 
 
 def known_name(argument: str, name: Any, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ NAMES = {
     "estimators": "variance, signal-to-noise and cost of the gradient estimators",
     "loop": "1,000 steps of the compiled loop against NumPyro and TFP",
     "per_sample": "per-sample gradients against one call a sample",
+    "scores": "moments of per-sample scores, every way there is, against one backward pass",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def medians(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def medians(functions: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
     """Median seconds of one call of each function.
 
     Each is called once before the clock runs, to compile; then all take turns, so that a busy

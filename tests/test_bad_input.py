@@ -534,7 +534,12 @@ LOG_PROBS = [
 FAMILIES = [
     ("misspelt", lambda: fit(family="meanfield"), ValueError, r"family: unknown name 'meanfield'.*mean 'mean_field'\?"),
     ("hyphen", lambda: fit(family="full-rank"), ValueError, r"family: unknown name 'full-rank'.*mean 'full_rank'\?"),
-    ("none", lambda: fit(family=None), TypeError, r"family must be one of \['full_rank', 'mean_field'\].*got None"),
+    (
+        "none",
+        lambda: fit(family=None),
+        TypeError,
+        r"family must be one of \['full_rank', 'low_rank', 'mean_field'\].*got None",
+    ),
     ("class", lambda: fit(family=families.MeanField), TypeError, r"family must be .*\(write MeanField\(target\)\)"),
     (
         "distribution_class",

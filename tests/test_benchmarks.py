@@ -68,3 +68,26 @@ def test_loop(tmp_path):
         assert all(row["ratio_to_numpyro"] is None for row in rows.values())
     for row in rows.values():
         assert -31.9 < row["elbo"] < -31.3  # the log evidence is -31.31, mean field's best about -31.6
+
+
+def test_scores(tmp_path):
+    content = results("scores", tmp_path)  # which checks that all ways give the same contractions
+    *rows, memory = content["rows"]
+    ways = {"one backward pass", "bbsvi", "vectorized_map of the gradient"}
+    more = {"mean field": {"parameter broadcast", "closed form"}, "full rank": {"parameter broadcast"}}
+    for kind in ("mean field", "full rank", "autoregressive"):
+        of_kind = [row for row in rows if row["q"].startswith(kind)]
+        for mode in ("graph", "XLA"):
+            wanted = ways | more.get(kind, set())
+            if mode == "XLA" and importlib.util.find_spec("jax"):
+                wanted = wanted | {"JAX vmap(grad)"}
+            assert {row["way"] for row in of_kind if row["mode"] == mode} == wanted
+        backward = [row for row in of_kind if row["way"] == "one backward pass"]
+        assert [row["to_backward"] for row in backward] == [1, 1]
+        assert min(row["to_faster"] for row in backward) == 1
+    for library in ("jax", "torch"):
+        said = any(f"{library} is not installed" in note for note in content["notes"])
+        assert said == (importlib.util.find_spec(library) is None)
+    # The dense scores would be 1954 MiB.
+    assert memory["extra_MiB"] < 1954 / 20
+    assert (tmp_path / "scores.png").exists() == bool(importlib.util.find_spec("matplotlib"))

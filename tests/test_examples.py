@@ -75,7 +75,7 @@ def test_centred_eight_schools_is_not_to_be_trusted_and_says_so():
     _, posterior = fitted("eight_schools_centered", "mean_field", 0)
     diagnostics = posterior.diagnose()
     assert diagnostics.k_hat > diagnostics.k_hat_threshold
-    assert any("do not trust variances" in message for message in diagnostics.messages)
+    assert any("Do not trust variances" in message for message in diagnostics.messages)
 
 
 def test_command_line_prints_the_fit_beside_its_reference(capsys):

@@ -15,7 +15,7 @@ def blocks(language: str) -> list[str]:
 
 def words(text: str) -> list[str]:
     """The text without its layout and its decimals, which differ in the last digits from machine to machine."""
-    return NUMBER.sub("#", re.sub(r"after \d+ steps", "after # steps", text)).split()
+    return NUMBER.sub("#", re.sub(r"\d+( steps|%)", r"#\1", text)).split()
 
 
 def test_code_prints_what_the_readme_shows():
@@ -24,8 +24,8 @@ def test_code_prints_what_the_readme_shows():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert words(result.stdout) == words(shown)
     for found, written in zip(NUMBER.findall(result.stdout), NUMBER.findall(shown), strict=True):
-        # Another machine may stop at another step; a twentieth, or 0.15 of k-hat and the like, is what that is worth.
-        assert abs(float(found) - float(written)) < max(0.15, 0.05 * abs(float(written))), (found, written)
+        # Another machine may stop at another step; a tenth, or 0.2 of k-hat and the like, is what that is worth.
+        assert abs(float(found) - float(written)) < max(0.2, 0.1 * abs(float(written))), (found, written)
 
 
 def test_two_commands_set_everything_up():

@@ -9,9 +9,11 @@ import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families.autoregressive import Autoregressive
-from bbsvi.families.base import Draws, Factor, Family
+from bbsvi.families.base import Draws, Factor, Family, collapsed_latents
 from bbsvi.families.gaussian import FullRank
+from bbsvi.families.low_rank import LowRank
 from bbsvi.families.mean_field import MeanField
+from bbsvi.families.mixture import Mixture
 from bbsvi.families.wrapped import Wrapped
 from bbsvi.targets import Target
 from bbsvi.validation import known_name
@@ -22,14 +24,19 @@ __all__ = [
     "Factor",
     "Family",
     "FullRank",
+    "LowRank",
     "MeanField",
+    "Mixture",
     "Wrapped",
+    "collapsed_latents",
     "copy",
     "from_config",
+    "has_copies",
     "resolve",
 ]
 
-_BY_NAME = {"mean_field": MeanField, "full_rank": FullRank}
+_BY_NAME = {"mean_field": MeanField, "full_rank": FullRank, "low_rank": LowRank}
+_BY_CONFIG = {cls.__name__: cls for cls in (MeanField, FullRank, LowRank, Mixture, Autoregressive)}
 
 
 def resolve(family: Any, target: Target) -> Family:
@@ -54,10 +61,14 @@ def resolve(family: Any, target: Target) -> Family:
     )
 
 
+def has_copies(family: Family) -> bool:
+    """Whether a family can be built again: not around a distribution of the user's, nor of a class of theirs."""
+    return type(family) in _BY_CONFIG.values()
+
+
 def copy(family: Family, target: Target) -> Family:
-    """A family with the same parameters in variables of its own; a `Wrapped` one is itself, for there
-    is no copying a distribution of the user's with its variables."""
-    if isinstance(family, Wrapped):
+    """A family with the same parameters in variables of its own, if `has_copies`; otherwise itself."""
+    if not has_copies(family):
         return family
     other = from_config(family.config(), target)
     other.assign(family.parameters())
@@ -71,6 +82,4 @@ def _outline(latents: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 def from_config(config: Mapping[str, Any], target: Target) -> Family:
     """The family that `Family.config` described, with fresh parameters."""
     options = dict(config)
-    return {"MeanField": MeanField, "FullRank": FullRank, "Autoregressive": Autoregressive}[options.pop("family")](
-        target, **options
-    )
+    return _BY_CONFIG[options.pop("family")](target, **options)

@@ -206,3 +206,20 @@ def split_latents(latents: Mapping[str, Latent]) -> tuple[list[Latent], list[Lat
     """The continuous and the discrete latents."""
     everything = list(latents.values())
     return [x for x in everything if not x.is_discrete], [x for x in everything if x.is_discrete]
+
+
+def collapsed_latents(family: Family, seed: Seed, num_draws: int = 256) -> list[str]:
+    """Continuous latents that q has shrunk to a point: some base value is the same in every draw.
+
+    In a model's space a value may be constant by its nature, as the zeros of a triangular matrix: there
+    all of it has to be.
+    """
+    base, names = family.sample(num_draws, seed).base, []
+    for factor in family.factors:
+        for latent in factor.latents:
+            if latent.is_discrete or 0 in latent.base_shape:
+                continue
+            is_constant = np.ptp(np.asarray(base[latent.name]), axis=0) == 0
+            if is_constant.any() if factor.through_bijector else is_constant.all():
+                names.append(latent.name)
+    return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from bbsvi.families.base import Factor, Family, check_target, split_latents
+from bbsvi.families.continuous import ContinuousBlock
 from bbsvi.families.factors import default_factor, positive_scale
 from bbsvi.randomness import normal
 from bbsvi.scores import DenseScores, checked_weights
@@ -22,17 +22,15 @@ tfd = tfp.distributions
 _LARGEST_FOR_XLA = 30
 
 
-class FullRankFactor(Factor):
+class FullRankFactor(ContinuousBlock):
     """N(loc, L L^T) over D reals: `loc` [D], `log_diag` [D] and `lower` [D (D - 1) / 2].
 
     L has exp(log_diag) on its diagonal and `lower`, row by row, below it.
     """
 
     def __init__(self, latents: Sequence[Latent], dtype: tf.DType):
-        super().__init__()
-        self.latents = tuple(latents)
-        self._sizes = [math.prod(latent.base_shape) for latent in self.latents]
-        dim = sum(self._sizes)
+        super().__init__(latents)
+        dim = self.dim
         self.loc = tf.Variable(tf.zeros([dim], dtype), name="loc")
         self.log_diag = tf.Variable(tf.zeros([dim], dtype), name="log_diag")
         self.lower = tf.Variable(tf.zeros([dim * (dim - 1) // 2], dtype), name="lower")
@@ -62,30 +60,18 @@ class FullRankFactor(Factor):
     def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
         noise = normal([num_draws, self.loc.shape[0]], seed, self.loc.dtype)
         flat = self.loc + tf.matmul(noise, self.scale_tril, transpose_b=True)
-        return {
-            latent.name: tf.reshape(part, [num_draws, *latent.base_shape])
-            for latent, part in zip(self.latents, tf.split(flat, self._sizes, axis=1), strict=True)
-        }
+        return self.by_latent(flat)
 
     def log_prob(self, base: Mapping[str, Tensor]) -> Tensor:
-        return self.distribution.log_prob(self._flat(base))
+        return self.distribution.log_prob(self.flat(base))
 
     def scores(self, base: Mapping[str, Tensor]) -> FullRankScores:
         scale = self.scale_tril
-        noise = tf.linalg.triangular_solve(scale, tf.transpose(self._flat(base) - self.loc))
+        noise = tf.linalg.triangular_solve(scale, tf.transpose(self.flat(base) - self.loc))
         delta = tf.linalg.triangular_solve(scale, noise, adjoint=True)
         return FullRankScores(
             tf.transpose(noise), tf.transpose(delta), tf.exp(self.log_diag), tf.linalg.diag_part(scale)
         )
-
-    def _flat(self, base: Mapping[str, Tensor]) -> Tensor:
-        """One draw [D] or S draws [S, D] of all latents, end to end."""
-        parts = []
-        for latent, size in zip(self.latents, self._sizes, strict=True):
-            part = base[latent.name]
-            batch = part.shape[: part.shape.rank - len(latent.base_shape)]
-            parts.append(tf.reshape(part, [*batch, size]))
-        return tf.concat(parts, axis=-1)
 
 
 class FullRankScores:

@@ -32,7 +32,7 @@ class Convergence:
     a movement of q in nats, KL.
 
     Stationary: over some window of the newest iterates split R-hat of the series is at most `rhat`,
-    or they move by less than `tolerance` altogether. Precise: the Monte Carlo error of the window's
+    but for movements that come to less than `tolerance` altogether. Precise: the Monte Carlo error of the window's
     average is at most `tolerance` nats. Steps that are too small pass both, wherever they are, so the
     gradient is asked as well. Nothing left: at the average, what a natural-gradient step would gain,
     sum_j g_j^2 / F_jj / 2 with F the Fisher information, is at most `tolerance` nats as far as 1,024
@@ -130,8 +130,14 @@ def judge(
 
 
 def _rhat(series: np.ndarray, tolerance: float) -> float:
-    """The largest split R-hat; 1 where q moves by less than `tolerance` nats over the whole window,
-    as when the noise dies out with the distance to the optimum and only a slow approach is left."""
+    """The largest split R-hat, but for draws whose drifts together come to less than `tolerance` nats (a
+    category that hardly comes up goes on drifting for ever, and is worth as little); 1 where q as a whole
+    moves by less than that, as when only a slow approach is left of the noise."""
     if np.mean(np.ptp(series, axis=0) ** 2) / 2 <= tolerance:
         return 1.0
-    return float(split_rhat(series).max())
+    half = len(series) // 2
+    drift = (series[-half:].mean(axis=0) - series[:half].mean(axis=0)) ** 2 / 2 / series.shape[1]
+    rhat = split_rhat(series)
+    order = np.argsort(-rhat)
+    kept = order[np.cumsum(drift[order]) > tolerance]
+    return float(rhat[kept].max()) if len(kept) else 1.0

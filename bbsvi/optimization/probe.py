@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bbsvi.families import Family
+from bbsvi.families import Family, collapsed_latents
 from bbsvi.optimization.convergence import Gain
 from bbsvi.randomness import fold_in
 from bbsvi.targets import Target
 from bbsvi.tracing import Traced
 from bbsvi.typing import Seed, Tensor
 
-_SCORE_DRAWS = 128  # whose scores the iterates are seen through
+_SCORE_DRAWS = 256  # whose scores the iterates are seen through
 _GAIN_DRAWS = 1024  # that say what is left to gain, once the iterates have come to rest
+_TELLING = 0.01  # a parameter's own gain has to be known to about so many nats to count
 
 
 class Probe:
@@ -41,18 +42,19 @@ class Probe:
     def gain_at(self, parameters: np.ndarray) -> Gain:
         """What a natural-gradient step from `parameters` would gain, by the diagonal of the Fisher information.
 
-        E[ghat_j^2] = g_j^2 + Var ghat_j, so that the variance is taken off again.
+        E[ghat_j^2] = g_j^2 + Var ghat_j, so that the variance is taken off again. Left out are parameters of
+        which so many draws say nothing either way, as the logit of a category that hardly comes up.
         """
         with self._parameters_set_to(parameters):
-            moments, spread = self._compiled_moments(self._gain_seed)
+            moments = self._compiled_moments(self._gain_seed)
+            collapsed = collapsed_latents(self._family, self._gain_seed)
         gradient, second, fisher = (np.concatenate([np.ravel(m) for m in part]).astype(float) for part in moments)
-        live = fisher > 0
-        gradient, second, fisher = gradient[live], second[live], fisher[live]
         variance = np.maximum(second - gradient**2, 0) / (_GAIN_DRAWS - 1)
+        telling = (fisher > 0) & ((variance <= _TELLING * fisher) | (gradient**2 > 25 * variance))
+        gradient, variance, fisher = gradient[telling], variance[telling], fisher[telling]
         gain = np.sum((gradient**2 - variance) / fisher) / 2
         error = np.sqrt(np.sum((2 * variance**2 + 4 * gradient**2 * variance) / fisher**2)) / 2
-        has_collapsed = any(bool(np.any(np.asarray(s) == 0)) for s in spread)
-        return Gain(float(gain), float(error), has_collapsed)
+        return Gain(float(gain), float(error), has_collapsed=bool(collapsed))
 
     @functools.cached_property
     def _compiled_scores(self) -> Traced:
@@ -70,17 +72,11 @@ class Probe:
             f = tf.where(finite, f, tf.reduce_mean(tf.boolean_mask(f, finite)))
             c = (f - tf.reduce_mean(f)) / (_GAIN_DRAWS - 1)
             scores = self._family.scores(draws)
-            contractions = (
+            return (
                 scores.weighted_sum(c),
                 scores.weighted_square_sum(_GAIN_DRAWS * tf.square(c)),
                 scores.weighted_square_sum(tf.ones_like(c) / _GAIN_DRAWS),
             )
-            spread = [
-                tf.math.reduce_std(tf.cast(draws.value[name], tf.float64), axis=0)
-                for name, latent in self._family.latents.items()
-                if not latent.is_discrete
-            ]
-            return contractions, spread
 
         return Traced(moments)
 

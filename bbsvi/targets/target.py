@@ -174,7 +174,9 @@ class Target:
             f"{self.name_non_finite(terms, values)}"
         )
         if np.any(~finite & (total != -np.inf)) or finite.mean() < 0.5:
-            raise NonFiniteError(sentence)
+            raise NonFiniteError(
+                f"{sentence} Is a support missing? q begins with normals N(0, 1) in unconstrained space and rates of 1."
+            )
         warnings.warn(f"{sentence} Such draws are left out of the gradients.", BBSVIWarning, stacklevel=4)
 
     def name_non_finite(self, terms: Mapping[str, Any], values: Values) -> str:
