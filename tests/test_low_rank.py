@@ -10,24 +10,10 @@ from scipy import stats
 import bbsvi
 from bbsvi.families import LowRank
 from bbsvi.families.low_rank import LowRankScores
-from bbsvi.scores import BlockScores, DenseScores
+from bbsvi.scores import BlockScores
+from tests.scores_by_jacobian import assert_same, jacobian, shaken, zero_target
 
 SEED = tf.constant([3, 4])
-
-
-def zero_target(shapes, support=None, dtype="float64"):
-    return bbsvi.Target(
-        lambda **z: tf.add_n([tf.reduce_sum(0 * tf.cast(x, dtype), axis=range(1, x.shape.rank)) for x in z.values()]),
-        event_shape=shapes,
-        support=support or {},
-        dtype=dtype,
-    )
-
-
-def shaken(family, seed=0, scale=0.5):
-    rng = np.random.default_rng(seed)
-    family.assign([p + scale * rng.normal(size=p.shape).astype(p.dtype) for p in family.parameters()])
-    return family
 
 
 def low_rank(dim, rank, seed=0, dtype="float64"):
@@ -38,23 +24,6 @@ def covariance(factor):
     """Sigma, [D, D], in float64."""
     d, f = np.exp(factor.log_diag.numpy().astype(float)), factor.factor.numpy().astype(float)
     return np.diag(d**2) + f @ f.T
-
-
-def jacobian(family, draws):
-    with tf.GradientTape() as tape:
-        log_q = family.log_prob(draws)
-    return DenseScores(tape.jacobian(log_q, family.trainable_variables))
-
-
-def assert_same(found, expected, w, rtol=1e-10):
-    """Each contraction to `rtol` of its largest element."""
-    for name, arguments in (("weighted_sum", (w,)), ("weighted_square_sum", (w,)), ("dense", ())):
-        for a, b in zip(getattr(found, name)(*arguments), getattr(expected, name)(*arguments), strict=True):
-            assert a.shape == b.shape
-            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()), err_msg=name)
-    for name in ("squared_norms", "gram"):
-        a, b = getattr(found, name)(), getattr(expected, name)()
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max(), err_msg=name)
 
 
 @pytest.mark.parametrize(("dim", "rank"), [(1, 1), (4, 1), (6, 3), (5, 5), (40, 10)])

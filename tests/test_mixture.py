@@ -9,24 +9,9 @@ from scipy import special, stats
 
 import bbsvi
 from bbsvi.families import MeanField, Mixture
-from bbsvi.scores import DenseScores
+from tests.scores_by_jacobian import assert_same, jacobian, shaken, zero_target
 
 SEED = tf.constant([3, 4])
-
-
-def zero_target(shapes, support=None, dtype="float64"):
-    return bbsvi.Target(
-        lambda **z: tf.add_n([tf.reduce_sum(0 * tf.cast(x, dtype), axis=range(1, x.shape.rank)) for x in z.values()]),
-        event_shape=shapes,
-        support=support or {},
-        dtype=dtype,
-    )
-
-
-def shaken(family, seed=0, scale=0.5):
-    rng = np.random.default_rng(seed)
-    family.assign([p + scale * rng.normal(size=p.shape).astype(p.dtype) for p in family.parameters()])
-    return family
 
 
 def mixture(dim, components, seed=0, dtype="float64"):
@@ -38,23 +23,6 @@ def by_hand(factor, flat):
     """log q at base values [S, D], by scipy."""
     normals = stats.norm.logpdf(flat[:, None], factor.loc.numpy(), np.exp(factor.log_scale.numpy())).sum(axis=2)
     return special.logsumexp(special.log_softmax(factor.logits.numpy()) + normals, axis=1)
-
-
-def jacobian(family, draws):
-    with tf.GradientTape() as tape:
-        log_q = family.log_prob(draws)
-    return DenseScores(tape.jacobian(log_q, family.trainable_variables))
-
-
-def assert_same(found, expected, w, rtol=1e-10):
-    """Each contraction to `rtol` of its largest element."""
-    for name, arguments in (("weighted_sum", (w,)), ("weighted_square_sum", (w,)), ("dense", ())):
-        for a, b in zip(getattr(found, name)(*arguments), getattr(expected, name)(*arguments), strict=True):
-            assert a.shape == b.shape
-            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()), err_msg=name)
-    for name in ("squared_norms", "gram"):
-        a, b = getattr(found, name)(), getattr(expected, name)()
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max(), err_msg=name)
 
 
 @pytest.mark.parametrize(("dim", "components"), [(1, 2), (4, 3), (3, 1), (20, 5)])

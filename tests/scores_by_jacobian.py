@@ -1,0 +1,41 @@
+"""A family's scores against the dense Jacobian of its log q."""
+
+import numpy as np
+import tensorflow as tf
+
+import bbsvi
+from bbsvi.scores import DenseScores
+
+
+def zero_target(shapes, support=None, dtype="float64"):
+    """log p = 0: families need only its latents."""
+    return bbsvi.Target(
+        lambda **z: tf.add_n([tf.reduce_sum(0 * tf.cast(x, dtype), axis=range(1, x.shape.rank)) for x in z.values()]),
+        event_shape=shapes,
+        support=support or {},
+        dtype=dtype,
+    )
+
+
+def shaken(family, seed=0, scale=0.5):
+    """The family with random parameters."""
+    rng = np.random.default_rng(seed)
+    family.assign([p + scale * rng.normal(size=p.shape).astype(p.dtype) for p in family.parameters()])
+    return family
+
+
+def jacobian(family, draws):
+    with tf.GradientTape() as tape:
+        log_q = family.log_prob(draws)
+    return DenseScores(tape.jacobian(log_q, family.trainable_variables))
+
+
+def assert_same(found, expected, w, rtol=1e-10):
+    """Each contraction to `rtol` of its largest element."""
+    for name, arguments in (("weighted_sum", (w,)), ("weighted_square_sum", (w,)), ("dense", ())):
+        for a, b in zip(getattr(found, name)(*arguments), getattr(expected, name)(*arguments), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()), err_msg=name)
+    for name in ("squared_norms", "gram"):
+        a, b = getattr(found, name)(), getattr(expected, name)()
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max(), err_msg=name)
