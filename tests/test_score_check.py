@@ -101,6 +101,15 @@ def test_draws_at_the_edge_of_a_support_are_found():
     assert any("not finite at" in message and "edge of a support" in message for message in found.messages)
 
 
+def test_a_fit_that_begins_where_tensorflow_is_wrong_is_not_warned_of():
+    """At a concentration of exactly 1 TensorFlow's derivative of xlogy is zero, where log x is right."""
+    begins_at_one = tfd.Beta(positive(1.0), positive(1.0))
+    assert not bbsvi.check_score(begins_at_one).passed
+    target = bbsvi.Target(lambda p: 3 * tf.math.log(p), event_shape=(), support="unit_interval")
+    posterior = bbsvi.fit(target, begins_at_one, num_steps=20, convergence=None, seed=0, progress_bar=False)
+    assert len(posterior.history["elbo"]) == 20
+
+
 @pytest.mark.parametrize("wrong", [3, "normal", tfd.Normal])
 def test_what_is_no_distribution_is_refused(wrong):
     with pytest.raises(bbsvi.InvalidTypeError, match="wants a family or a tfd"):

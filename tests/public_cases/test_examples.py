@@ -116,6 +116,6 @@ def test_centred_eight_schools_is_not_passed_off_as_right():
     posterior = fit(example.target, data=example.data, num_steps=2_000, convergence=None)
     diagnosis = posterior.diagnose()
     assert diagnosis.k_hat > diagnosis.k_hat_threshold
-    assert "do not trust" in str(diagnosis)
+    assert "Do not trust" in str(diagnosis)
     assert posterior.sample(10_000)["tau"].min() > 0
     assert_below_evidence(posterior, SCHOOLS_LOG_EVIDENCE, gap=5.0)
