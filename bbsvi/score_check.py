@@ -76,7 +76,7 @@ def check_score(family_or_distribution: Any, sample_size: int = 10_000, seed: in
         names = q.parameter_names
         moments = Traced(lambda seed: _moments(q.scores(q.sample(size, seed))))(key)
     elif isinstance(q, tfp.distributions.Distribution):
-        names = [variable.name.split(":")[0] for variable in q.trainable_variables]
+        names = [variable.name.split(":")[0].split("/")[-1] for variable in q.trainable_variables]
         moments = Traced(lambda seed: _moments(per_sample_scores(q, q.sample(size, seed=seed))))(key)
     else:
         raise InvalidTypeError(f"check_score wants a family or a tfd.Distribution, got {type(q).__name__}.")
