@@ -101,7 +101,7 @@ class Steps:
                 raise LogProbError(f"log_prob raised {type(cause).__name__}: {cause}") from cause
             if not (self._may_fall_back and self.jit_compile and self.step == 0):
                 raise
-            reason = str(error).strip().splitlines()[0][:200]
+            reason = one_line(error)[:200]
             warnings.warn(
                 f"XLA cannot compile this fit, running as a plain graph: {reason}", BBSVIWarning, stacklevel=2
             )
