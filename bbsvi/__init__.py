@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from bbsvi import control_variates, estimators, examples, families
+from bbsvi.distribution_scores import per_sample_scores
 from bbsvi.errors import (
     BBSVIError,
     BBSVIWarning,
@@ -17,10 +18,11 @@ from bbsvi.errors import (
 )
 from bbsvi.fitting import fit
 from bbsvi.optimization.convergence import Convergence
+from bbsvi.per_sample import per_sample_gradients
 from bbsvi.posterior import Diagnostics, Estimate, Posterior, load
 from bbsvi.run import Progress
 from bbsvi.score_check import ScoreCheck, check_score
-from bbsvi.scores import DenseScores, Scores, per_sample_gradients, per_sample_scores
+from bbsvi.scores import DenseScores, Scores
 from bbsvi.targets import Target
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Scores of linear layers that stay factored: an activation times a delta for every draw.
+"""Scores of a layer's weights that stay factored: an activation times a delta for every draw.
 
 Goodfellow 2015, "Efficient per-example gradient computations", arXiv:1510.01799: in a layer x W + b the
 gradient by W at draw s is the outer product of the layer's input a_s and the gradient delta_s by its
@@ -8,47 +8,169 @@ and all that is wanted of the scores follows without the S x P matrix.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from bbsvi.errors import InvalidTypeError, InvalidValueError
-from bbsvi.scores import DenseScores, checked_weights
+from bbsvi.errors import InvalidTypeError
+from bbsvi.scores import Contractions, DenseScores, StreamedScores, checked_direction, checked_weights, power_of
 from bbsvi.typing import Tensor
-
-_CHUNK_NUMBERS = 2**24  # how many scores of a reused layer are formed at once
-
-_active = threading.local()
+from bbsvi.validation import positive_integer
 
 
-class _Recorder:
-    """The linear layers called while it is active: kernel, bias, mask, inputs and zero perturbations of outputs."""
+class KernelScores(Contractions):
+    """h_s = sum_t a_st (x) delta_st, times the mask, by one kernel.
 
-    def __init__(self, tape: tf.GradientTape):
-        self.tape = tape
-        self.uses: dict[Any, list[tuple[Tensor, Tensor]]] = {}  # by reference to the kernel
-        self.layers: dict[Any, tuple[Any, Any, Any]] = {}
+    T = 1 where a layer is applied once to each draw, and more where its weights are shared: by several calls,
+    by the positions of a sequence or by those of an image.
 
-    def __enter__(self) -> _Recorder:
-        self._outer = getattr(_active, "recorder", None)
-        _active.recorder = self
-        return self
+    Args:
+      activation: a, [S, T, inputs].
+      delta: [S, T, outputs].
+      shape: of the variable, `inputs * outputs` numbers.
+      mask: what the kernel is multiplied by, with as many numbers; or None.
+    """
 
-    def __exit__(self, *exception: Any) -> None:
-        _active.recorder = self._outer
+    def __init__(
+        self, activation: Tensor, delta: Tensor, shape: tf.TensorShape | None = None, mask: Tensor | None = None
+    ):
+        if activation.dtype != delta.dtype:
+            raise InvalidTypeError(f"a layer's input is {activation.dtype.name}, its output {delta.dtype.name}.")
+        self.activation, self.delta = activation, delta
+        inputs, outputs = activation.shape[2], delta.shape[2]
+        self._shape = tf.TensorShape([inputs, outputs] if shape is None else shape)
+        self._mask = None if mask is None else tf.cast(tf.reshape(mask, [inputs, outputs]), delta.dtype)
 
-    def add(self, x: Tensor, output: Tensor, kernel: Any, bias: Any, mask: Any) -> Tensor:
-        perturbation = tf.zeros_like(output)
-        self.tape.watch(perturbation)
-        self.uses.setdefault(kernel.ref(), []).append((x, perturbation))
-        self.layers[kernel.ref()] = (kernel, bias, mask)
-        return output + perturbation
+    @property
+    def num_draws(self) -> int:
+        return self.delta.shape[0]
+
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        return [self._shape]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        return ("shared",) if self._is_shared else ("factored",)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.activation.shape[1] > 1
+
+    def _as_variable(self, kernel: Tensor, power: int = 1) -> list[Tensor]:
+        """[..., inputs, outputs], times the mask, in the variable's shape."""
+        masked = kernel if self._mask is None else kernel * power_of(self._mask, power)
+        return [tf.reshape(masked, [*kernel.shape[:-2], *self._shape])]
+
+    def weighted_power_sum(self, w: Tensor, power: int) -> list[Tensor]:
+        w = checked_weights(w, self.num_draws, self.delta.dtype)
+        if positive_integer("power", power) > 1 and self._is_shared:
+            # A power of a sum over positions has cross terms, which do not factor.
+            return self._streamed().weighted_power_sum(w, power)
+        right = w[:, None, None] * power_of(self.delta, power)
+        return self._as_variable(_outer_sum(power_of(self.activation, power), right), power)
+
+    def squared_norms(self) -> Tensor:
+        if self._mask is not None:
+            if self._is_shared:
+                return self._streamed().squared_norms()
+            a, d = tf.square(self.activation[:, 0]), tf.square(self.delta[:, 0])
+            return tf.reduce_sum(tf.matmul(a, tf.square(self._mask)) * d, axis=1)
+        _, positions, inputs = self.activation.shape
+        outputs = self.delta.shape[2]
+        if positions > 1 and positions * (inputs + outputs) > inputs * outputs:  # cheaper formed than not
+            return self._streamed().squared_norms()
+        products = tf.matmul(self.activation, self.activation, transpose_b=True)  # [S, T, T]
+        return tf.reduce_sum(products * tf.matmul(self.delta, self.delta, transpose_b=True), axis=[1, 2])
+
+    def gram(self) -> Tensor:
+        if self._mask is not None or self._is_shared:
+            return DenseScores(self.dense()).gram()
+        a, d = self.activation[:, 0], self.delta[:, 0]
+        return tf.matmul(a, a, transpose_b=True) * tf.matmul(d, d, transpose_b=True)
+
+    def matvec(self, v: Sequence[Tensor]) -> Tensor:
+        (kernel,) = checked_direction(v, self.shapes)
+        kernel = tf.cast(tf.reshape(kernel, [self.activation.shape[2], self.delta.shape[2]]), self.delta.dtype)
+        kernel = kernel if self._mask is None else kernel * self._mask
+        return tf.einsum("sti,io,sto->s", self.activation, kernel, self.delta)
+
+    def dense(self) -> list[Tensor]:
+        return self._rows(tf.range(self.num_draws))
+
+    def _rows(self, draws: Tensor) -> list[Tensor]:
+        a, d = tf.gather(self.activation, draws), tf.gather(self.delta, draws)
+        return self._as_variable(tf.matmul(a, d, transpose_a=True))
+
+    def _streamed(self) -> StreamedScores:
+        return StreamedScores(
+            self._rows,
+            self.weighted_sum,
+            num_draws=self.num_draws,
+            shapes=self.shapes,
+            dtype=self.delta.dtype,
+        )
+
+
+class EmbeddingScores(Contractions):
+    """Scores by a table whose rows are looked up: row v has the sum of delta_st over the t with id_st = v.
+
+    A row looked up more than once for a draw has to be summed before it is squared. The sum is kept at the first
+    of its positions, so that shapes do not depend on the ids.
+
+    Args:
+      ids: [S, T], ints.
+      delta: the gradient by what was looked up, [S, T, *row].
+      num_rows: of the table.
+    """
+
+    def __init__(self, ids: Tensor, delta: Tensor, num_rows: int):
+        self._ids, self._row, self._num_rows = ids, delta.shape[2:], num_rows
+        flat = tf.reshape(delta, [*ids.shape, -1])
+        same = tf.equal(ids[:, :, None], ids[:, None, :])  # [S, T, T]
+        before = tf.linalg.band_part(tf.ones([ids.shape[1]] * 2, tf.int32), -1, 0) - tf.eye(
+            ids.shape[1], dtype=tf.int32
+        )
+        is_first = tf.equal(tf.reduce_sum(tf.cast(same, tf.int32) * before, axis=2), 0)
+        summed = tf.matmul(tf.cast(same, delta.dtype), flat)
+        self._delta = tf.where(is_first[:, :, None], summed, tf.zeros_like(summed))  # [S, T, numbers in a row]
+
+    @property
+    def num_draws(self) -> int:
+        return self._ids.shape[0]
+
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        return [tf.TensorShape([self._num_rows, *self._row])]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        return ("embedding",)
+
+    def weighted_power_sum(self, w: Tensor, power: int) -> list[Tensor]:
+        w = checked_weights(w, self.num_draws, self._delta.dtype)
+        terms = w[:, None, None] * power_of(self._delta, positive_integer("power", power))
+        rows = tf.reshape(terms, [-1, terms.shape[2]])
+        table = tf.math.unsorted_segment_sum(rows, tf.reshape(self._ids, [-1]), self._num_rows)
+        return [tf.reshape(table, self.shapes[0])]
+
+    def squared_norms(self) -> Tensor:
+        return tf.reduce_sum(tf.square(self._delta), axis=[1, 2])
+
+    def matvec(self, v: Sequence[Tensor]) -> Tensor:
+        (table,) = checked_direction(v, self.shapes)
+        table = tf.cast(tf.reshape(table, [self._num_rows, -1]), self._delta.dtype)
+        return tf.reduce_sum(self._delta * tf.gather(table, self._ids), axis=[1, 2])
+
+    def dense(self) -> list[Tensor]:
+        hot = tf.one_hot(self._ids, self._num_rows, dtype=self._delta.dtype)  # [S, T, num_rows]
+        table = tf.matmul(hot, self._delta, transpose_a=True)
+        return [tf.reshape(table, [self.num_draws, *self.shapes[0]])]
 
 
 def linear(x: Tensor, kernel: tf.Variable, bias: tf.Variable | None = None, mask: Tensor | None = None) -> Tensor:
-    """x (W * mask) + b, whose scores `factored_scores` can keep factored.
+    """x (W * mask) + b, whose scores stay factored.
 
     Args:
       x: [S, inputs].
@@ -56,145 +178,21 @@ def linear(x: Tensor, kernel: tf.Variable, bias: tf.Variable | None = None, mask
       bias: b, a variable [outputs].
       mask: [inputs, outputs], of zeros and ones.
     """
-    weights = kernel if mask is None else kernel * mask
-    output = tf.matmul(x, weights)
-    output = output if bias is None else output + bias
-    recorder = getattr(_active, "recorder", None)
-    return output if recorder is None else recorder.add(x, output, kernel, bias, mask)
+    output = tf.matmul(x, kernel if mask is None else kernel * mask)
+    return output if bias is None else output + bias
 
 
-def factored_scores(log_prob: Callable[[], Tensor], variables: Sequence[tf.Variable]) -> FactoredScores:
-    """Scores of S draws under a log density whose every parameter is the kernel or bias of a `linear`.
+def patches(x: Tensor, kernel_shape: Sequence[int], strides: Sequence[int], padding: str) -> Tensor:
+    """What each position of a convolution's output sees of its input, [S, T, height * width * channels].
 
     Args:
-      log_prob: () -> [S], log q of S fixed draws, each a function of its own rows alone.
-      variables: in the order wanted. A layer may be called more than once.
-
-    Raises:
-      InvalidValueError: a variable that is in no `linear`, or `log_prob` that does not give [S].
+      x: [S, height, width, channels].
+      kernel_shape: [height, width, channels, outputs], of the kernel.
+      strides: four numbers, as `tf.nn.conv2d` takes them.
+      padding: "SAME" or "VALID".
     """
-    with tf.GradientTape(watch_accessed_variables=False) as tape, _Recorder(tape) as recorder:
-        log_q = log_prob()
-        if log_q.shape.rank != 1:
-            raise InvalidValueError(f"log q of S draws must have shape [S], got {log_q.shape.as_list()}.")
-        total = tf.reduce_sum(log_q)
-    uses = {key: [perturbation for _, perturbation in pairs] for key, pairs in recorder.uses.items()}
-    deltas = tape.gradient(total, uses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    found: dict[Any, _Kernel | _Bias] = {}
-    for key, pairs in recorder.uses.items():
-        kernel, bias, mask = recorder.layers[key]
-        activation = tf.stack([x for x, _ in pairs], axis=1)  # [S, T, inputs]
-        delta = tf.stack(deltas[key], axis=1)  # [S, T, outputs]
-        found[kernel.ref()] = _Kernel(activation, delta, mask)
-        if bias is not None:
-            if bias.ref() in found:
-                raise InvalidValueError(f"variable {bias.name!r} is the bias of more than one kernel.")
-            found[bias.ref()] = _Bias(delta)
-    missing = [variable.name for variable in variables if variable.ref() not in found]
-    if missing:
-        raise InvalidValueError(f"variables {missing} are the kernel or bias of no linear layer in log q.")
-    return FactoredScores([found[variable.ref()] for variable in variables])
-
-
-class FactoredScores:
-    """Scores of linear layers' kernels and biases, from `factored_scores`."""
-
-    def __init__(self, parts: Sequence[_Kernel | _Bias]):
-        self._parts = list(parts)
-
-    @property
-    def num_draws(self) -> int:
-        return self._parts[0].delta.shape[0]
-
-    def _weights(self, w: Tensor) -> Tensor:
-        return checked_weights(w, self.num_draws, self._parts[0].delta.dtype)
-
-    def weighted_sum(self, w: Tensor) -> list[Tensor]:
-        w = self._weights(w)
-        return [part.weighted_sum(w) for part in self._parts]
-
-    def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
-        w = self._weights(w)
-        return [part.weighted_square_sum(w) for part in self._parts]
-
-    def squared_norms(self) -> Tensor:
-        return tf.add_n([part.squared_norms() for part in self._parts])
-
-    def gram(self) -> Tensor:
-        return tf.add_n([part.gram() for part in self._parts])
-
-    def dense(self) -> list[Tensor]:
-        return [part.dense() for part in self._parts]
-
-
-class _Bias:
-    """h_s = sum_t delta_st, [S, outputs]: no larger than delta, so held."""
-
-    def __init__(self, delta: Tensor):
-        self.delta = tf.reduce_sum(delta, axis=1)
-        self._scores = DenseScores([self.delta])
-
-    def weighted_sum(self, w: Tensor) -> Tensor:
-        return self._scores.weighted_sum(w)[0]
-
-    def weighted_square_sum(self, w: Tensor) -> Tensor:
-        return self._scores.weighted_square_sum(w)[0]
-
-    def squared_norms(self) -> Tensor:
-        return self._scores.squared_norms()
-
-    def gram(self) -> Tensor:
-        return self._scores.gram()
-
-    def dense(self) -> Tensor:
-        return self.delta
-
-
-class _Kernel:
-    """h_s = sum_t a_st (x) delta_st, times the mask; T = 1 where the layer is called once."""
-
-    def __init__(self, activation: Tensor, delta: Tensor, mask: Tensor | None):
-        if activation.dtype != delta.dtype:
-            raise InvalidTypeError(f"linear: input is {activation.dtype.name}, output {delta.dtype.name}.")
-        self.activation, self.delta = activation, delta
-        self._mask = mask
-        self._is_reused = activation.shape[1] > 1
-
-    def _masked(self, kernel: Tensor) -> Tensor:
-        return kernel if self._mask is None else kernel * self._mask
-
-    def weighted_sum(self, w: Tensor) -> Tensor:
-        return self._masked(_outer_sum(self.activation, w[:, None, None] * self.delta))
-
-    def weighted_square_sum(self, w: Tensor) -> Tensor:
-        if not self._is_reused:
-            return self._masked(_outer_sum(tf.square(self.activation), w[:, None, None] * tf.square(self.delta)))
-        # The square of a sum over calls has cross terms, which do not factor: form the scores, a few draws at a time.
-        size = max(1, _CHUNK_NUMBERS // (self.activation.shape[2] * self.delta.shape[2]))
-        total = tf.zeros([self.activation.shape[2], self.delta.shape[2]], w.dtype)
-        for start in range(0, w.shape[0], size):
-            part = slice(start, start + size)
-            h = tf.einsum("sti,sto->sio", self.activation[part], self.delta[part])
-            total += tf.tensordot(w[part], tf.square(h), 1)
-        return self._masked(total)
-
-    def squared_norms(self) -> Tensor:
-        if self._mask is None:
-            inputs = tf.matmul(self.activation, self.activation, transpose_b=True)  # [S, T, T]
-            return tf.reduce_sum(inputs * tf.matmul(self.delta, self.delta, transpose_b=True), axis=[1, 2])
-        if not self._is_reused:
-            a, d = tf.square(self.activation[:, 0]), tf.square(self.delta[:, 0])
-            return tf.reduce_sum(tf.matmul(a, tf.cast(self._mask, a.dtype)) * d, axis=1)
-        return DenseScores([self.dense()]).squared_norms()
-
-    def gram(self) -> Tensor:
-        if self._mask is not None or self._is_reused:
-            return DenseScores([self.dense()]).gram()
-        a, d = self.activation[:, 0], self.delta[:, 0]
-        return tf.matmul(a, a, transpose_b=True) * tf.matmul(d, d, transpose_b=True)
-
-    def dense(self) -> Tensor:
-        return self._masked(tf.einsum("sti,sto->sio", self.activation, self.delta))
+    found = tf.image.extract_patches(x, [1, *kernel_shape[:2], 1], strides, [1, 1, 1, 1], padding)
+    return tf.reshape(found, [x.shape[0], -1, math.prod(kernel_shape[:3])])
 
 
 def _outer_sum(left: Tensor, right: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from scipy import stats
 
+from bbsvi.distribution_scores import per_sample_scores
 from bbsvi.errors import InvalidTypeError
 from bbsvi.families import Family
 from bbsvi.randomness import as_seed
-from bbsvi.scores import Scores, per_sample_scores
+from bbsvi.scores import Scores
 from bbsvi.tracing import Traced
 from bbsvi.validation import positive_integer
 

@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 
 import bbsvi
 from bbsvi.families import Family
-from bbsvi.families.factors import positive_scale
+from bbsvi.families.forms import positive_scale
 from bbsvi.randomness import as_seed
 
 tfd = tfp.distributions

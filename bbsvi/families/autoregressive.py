@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
-from bbsvi.factored import FactoredScores, factored_scores, linear
+from bbsvi.factored import linear
 from bbsvi.families.base import Factor, Family
 from bbsvi.families.factors import default_factor
 from bbsvi.randomness import uniform
@@ -110,9 +110,6 @@ class AutoregressiveFactor(Factor):
         pairs = zip(self._split(indicators), self._split(self._logits(indicators)), strict=True)
         log_q = tf.add_n([tf.reduce_sum(_log_conditional(part, logits), axis=[1, 2]) for part, logits in pairs])
         return log_q[0] if is_one_draw else log_q
-
-    def scores(self, base: Mapping[str, Tensor]) -> FactoredScores:
-        return factored_scores(lambda: self.log_prob(base), self.trainable_variables)
 
     def _logits(self, indicators: Tensor) -> Tensor:
         """[S, sum K] -> [S, sum K]."""

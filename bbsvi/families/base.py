@@ -16,7 +16,8 @@ import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.randomness import fold_in
-from bbsvi.scores import BlockScores, DenseScores, Scores, per_sample_gradients
+from bbsvi.recording import recorded_scores
+from bbsvi.scores import BlockScores, Scores
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
 
@@ -64,8 +65,8 @@ class Factor(tf.Module):
         return self.distribution.log_prob(base[latent.name])
 
     def scores(self, base: Mapping[str, Tensor]) -> Scores:
-        """Scores at S base values, held fixed: dense, unless a subclass knows their structure."""
-        return DenseScores(per_sample_gradients(self.log_prob, dict(base), self.trainable_variables))
+        """Scores at S base values, held fixed: factored by the weights of layers, by vectorized_map otherwise."""
+        return recorded_scores(self.log_prob, dict(base), self.trainable_variables)
 
     def to_value(self, name: str, base: Tensor) -> tuple[Tensor, Tensor]:
         """A base value [S, *base_shape] in the model's space, and log|det| [S]."""

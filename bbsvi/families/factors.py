@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import tensorflow_probability as tfp
 from bbsvi import supports
 from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families.base import Factor
-from bbsvi.randomness import normal, uniform
+from bbsvi.families.forms import BERNOULLI, CATEGORICAL, NORMAL, POISSON, Form, form_of
+from bbsvi.randomness import normal
+from bbsvi.scores import DenseScores
 from bbsvi.supports import Support
 from bbsvi.targets import Latent
 from bbsvi.typing import Seed, Tensor
@@ -20,12 +23,7 @@ from bbsvi.validation import one_line
 
 tfd = tfp.distributions
 
-# A scale is exp(log_scale) plus this, so that no step of an optimizer can make it exactly zero.
-SCALE_FLOOR = {tf.float32: 1e-12, tf.float64: 1e-30}
-
-
-def positive_scale(log_scale: Tensor) -> Tensor:
-    return tf.exp(log_scale) + tf.constant(SCALE_FLOOR[log_scale.dtype.base_dtype], log_scale.dtype)
+_LARGEST_FOR_XLA = 1_000
 
 
 def event_shaped(distribution: Any, ndims: int) -> Any:
@@ -33,77 +31,33 @@ def event_shaped(distribution: Any, ndims: int) -> Any:
     return tfd.Independent(distribution, reinterpreted_batch_ndims=ndims) if ndims else distribution
 
 
-class NormalFactor(Factor):
-    """Independent normals in the base space: `loc` and `log_scale`, each [*base_shape]."""
+class ParametricFactor(Factor):
+    """Independent distributions of one form, a variable for each of its parameters, all zero at first."""
 
-    def __init__(self, latent: Latent, dtype: tf.DType):
+    def __init__(self, latent: Latent, form: Form, dtype: tf.DType):
         super().__init__()
-        self.latents = (latent,)
-        self.loc = tf.Variable(tf.zeros(latent.base_shape, dtype), name="loc")
-        self.log_scale = tf.Variable(tf.zeros(latent.base_shape, dtype), name="log_scale")
+        self.latents, self.form = (latent,), form
+        self._parameters = tuple(
+            tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in form.parameter_shapes(latent).items()
+        )
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        return self.loc, self.log_scale
+        return self._parameters
+
+    @property
+    def suits_xla(self) -> bool:
+        return sum(variable.shape.num_elements() for variable in self._parameters) <= _LARGEST_FOR_XLA
 
     @property
     def distribution(self) -> Any:
-        scale = positive_scale(self.log_scale)
-        return event_shaped(tfd.Normal(self.loc, scale), len(self.latents[0].base_shape))
+        return event_shaped(self.form.distribution(self._parameters), len(self.latents[0].base_shape))
 
     def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        noise = normal([num_draws, *self.loc.shape], seed, self.loc.dtype)
-        return {self.latents[0].name: self.loc + positive_scale(self.log_scale) * noise}
+        return {self.latents[0].name: self.form.sample(num_draws, seed, self._parameters)}
 
-
-class BernoulliFactor(Factor):
-    """Independent Bernoullis: `logits` [*event_shape]."""
-
-    def __init__(self, latent: Latent, dtype: tf.DType):
-        super().__init__()
-        self.latents = (latent,)
-        self.logits = tf.Variable(tf.zeros(latent.event_shape, dtype), name="logits")
-
-    @property
-    def distribution(self) -> Any:
-        return event_shaped(tfd.Bernoulli(logits=self.logits), len(self.latents[0].event_shape))
-
-    def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        u = uniform([num_draws, *self.logits.shape], seed, self.logits.dtype)
-        return {self.latents[0].name: tf.cast(u < tf.sigmoid(self.logits), tf.int32)}
-
-
-class CategoricalFactor(Factor):
-    """Independent categoricals: `logits` [*event_shape, K]."""
-
-    def __init__(self, latent: Latent, dtype: tf.DType):
-        super().__init__()
-        self.latents = (latent,)
-        shape = [*latent.event_shape, latent.support.num_categories]
-        self.logits = tf.Variable(tf.zeros(shape, dtype), name="logits")
-
-    @property
-    def distribution(self) -> Any:
-        return event_shaped(tfd.Categorical(logits=self.logits), len(self.latents[0].event_shape))
-
-    def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        # The Gumbel-max trick.
-        u = uniform([num_draws, *self.logits.shape], seed, self.logits.dtype)
-        draws = tf.argmax(self.logits - tf.math.log(-tf.math.log(u)), axis=-1, output_type=tf.int32)
-        return {self.latents[0].name: draws}
-
-
-class PoissonFactor(Factor):
-    """Independent Poissons: `log_rate` [*event_shape]."""
-
-    def __init__(self, latent: Latent, dtype: tf.DType):
-        super().__init__()
-        self.latents = (latent,)
-        self.log_rate = tf.Variable(tf.zeros(latent.event_shape, dtype), name="log_rate")
-
-    @property
-    def distribution(self) -> Any:
-        return event_shaped(tfd.Poisson(log_rate=self.log_rate), len(self.latents[0].event_shape))
+    def scores(self, base: Mapping[str, Tensor]) -> DenseScores:
+        return DenseScores(self.form.scores(base[self.latents[0].name], self._parameters))
 
 
 class TFPFactor(Factor):
@@ -146,21 +100,10 @@ class TFPFactor(Factor):
 
 def default_factor(latent: Latent, dtype: tf.DType) -> Factor:
     """The factor for a latent's support."""
-    if not latent.is_discrete:
-        return NormalFactor(latent, dtype)
-    if latent.support.name == "binary":
-        return BernoulliFactor(latent, dtype)
-    if latent.support.num_categories is not None:
-        return CategoricalFactor(latent, dtype)
-    return PoissonFactor(latent, dtype)
+    return ParametricFactor(latent, form_of(latent), dtype)
 
 
-_OURS = {
-    tfd.Normal: NormalFactor,
-    tfd.Bernoulli: BernoulliFactor,
-    tfd.Categorical: CategoricalFactor,
-    tfd.Poisson: PoissonFactor,
-}
+_FORMS = {tfd.Normal: NORMAL, tfd.Bernoulli: BERNOULLI, tfd.Categorical: CATEGORICAL, tfd.Poisson: POISSON}
 
 
 def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: Seed) -> Factor:
@@ -177,12 +120,9 @@ def chosen_factor(latent: Latent, cls: Any, dtype: tf.DType, seed: Seed) -> Fact
         f"factors[{latent.name!r}]: {cls.__name__} does not go with latent {latent.name!r}, whose support is "
         f"{latent.support.name!r} and event shape {latent.event_shape}; wanted {wanted}."
     )
-    default = default_factor(latent, dtype)
-    if cls in _OURS:
-        if isinstance(default, _OURS[cls]):
-            return default
-        if cls is tfd.Categorical and latent.support.num_categories is not None:
-            return CategoricalFactor(latent, dtype)
+    if cls in _FORMS:
+        if form_of(latent) is _FORMS[cls] or (cls is tfd.Categorical and latent.support.num_categories is not None):
+            return ParametricFactor(latent, _FORMS[cls], dtype)
         raise mismatch
     factor = TFPFactor(latent, cls, dtype, seed, through_bijector=False)
     try:

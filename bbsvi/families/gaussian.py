@@ -11,11 +11,13 @@ import tensorflow_probability as tfp
 
 from bbsvi.families.base import Factor, Family, check_target, split_latents
 from bbsvi.families.continuous import ContinuousBlock
-from bbsvi.families.factors import default_factor, positive_scale
+from bbsvi.families.factors import default_factor
+from bbsvi.families.forms import positive_scale
 from bbsvi.randomness import normal
-from bbsvi.scores import DenseScores, checked_weights
+from bbsvi.scores import Contractions, checked_direction, checked_weights, power_of
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
+from bbsvi.validation import positive_integer
 
 tfd = tfp.distributions
 
@@ -74,7 +76,7 @@ class FullRankFactor(ContinuousBlock):
         )
 
 
-class FullRankScores:
+class FullRankScores(Contractions):
     """Scores of N(loc, L L^T) by `loc`, `log_diag` and `lower`, never formed unless asked for.
 
     With noise e = L^-1 (z - loc) and delta u = L^-T e, the score is u by loc, u_i e_j by L_ij below
@@ -96,6 +98,15 @@ class FullRankScores:
     def num_draws(self) -> int:
         return self._noise.shape[0]
 
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        dim = self._noise.shape[1]
+        return [tf.TensorShape([n]) for n in ([dim, dim, len(self._below)] if len(self._below) else [dim, dim])]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        return ("dense", "dense", "factored")[: len(self.shapes)]
+
     def _by_variable(self, loc: Tensor, log_diag: Tensor, outer: Tensor) -> list[Tensor]:
         """`outer` [..., D, D] gives `lower` its elements below the diagonal, row by row."""
         if not len(self._below):
@@ -104,15 +115,10 @@ class FullRankScores:
         flat = tf.reshape(outer, [*outer.shape[:-2], last])
         return [loc, log_diag, tf.gather(flat, self._below @ [outer.shape[-1], 1], axis=-1)]
 
-    def weighted_sum(self, w: Tensor) -> list[Tensor]:
+    def weighted_power_sum(self, w: Tensor, power: int) -> list[Tensor]:
         w = checked_weights(w, self.num_draws, self._noise.dtype)
-        return self._powers(w, self._noise, self._delta, self._log_diag)
-
-    def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
-        w = checked_weights(w, self.num_draws, self._noise.dtype)
-        return self._powers(w, tf.square(self._noise), tf.square(self._delta), tf.square(self._log_diag))
-
-    def _powers(self, w: Tensor, noise: Tensor, delta: Tensor, log_diag: Tensor) -> list[Tensor]:
+        power = positive_integer("power", power)
+        noise, delta, log_diag = (power_of(x, power) for x in (self._noise, self._delta, self._log_diag))
         outer = tf.matmul(w[:, None] * delta, noise, transpose_a=True)
         return self._by_variable(tf.tensordot(w, delta, 1), tf.tensordot(w, log_diag, 1), outer)
 
@@ -121,8 +127,14 @@ class FullRankScores:
         before = tf.cumsum(tf.square(self._noise), axis=1, exclusive=True)
         return tf.reduce_sum(tf.square(self._delta) * (1 + before) + tf.square(self._log_diag), axis=1)
 
-    def gram(self) -> Tensor:
-        return DenseScores(self.dense()).gram()
+    def matvec(self, v: Sequence[Tensor]) -> Tensor:
+        loc, log_diag, *lower = (tf.cast(x, self._delta.dtype) for x in checked_direction(v, self.shapes))
+        product = tf.linalg.matvec(self._delta, loc) + tf.linalg.matvec(self._log_diag, log_diag)
+        if not lower:
+            return product
+        dim = self._noise.shape[1]
+        below = tf.scatter_nd(tf.constant(self._below, tf.int32), lower[0], [dim, dim])
+        return product + tf.reduce_sum(self._delta * tf.matmul(self._noise, below, transpose_b=True), axis=1)
 
     def dense(self) -> list[Tensor]:
         outer = self._delta[:, :, None] * self._noise[:, None, :]

@@ -12,9 +12,10 @@ import tensorflow_probability as tfp
 
 from bbsvi.families.base import Factor, Family
 from bbsvi.families.continuous import ContinuousBlock, with_continuous
-from bbsvi.families.factors import default_factor, positive_scale
+from bbsvi.families.factors import default_factor
+from bbsvi.families.forms import positive_scale
 from bbsvi.randomness import as_seed, fold_in, normal
-from bbsvi.scores import checked_weights
+from bbsvi.scores import Contractions, checked_direction, checked_weights, power_of
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
 from bbsvi.validation import positive_integer
@@ -110,7 +111,7 @@ class LowRankFactor(ContinuousBlock):
         return _Woodbury(scale, white, root, half, tf.linalg.triangular_solve(root, half, adjoint=True))
 
 
-class LowRankScores:
+class LowRankScores(Contractions):
     """Scores of N(loc, diag(d^2) + F F^T) by `loc`, `log_diag` and `factor`, the last never formed unless asked for.
 
     With u = Sigma^-1 (z - loc) and p = F^T u the score is u by loc, d_i^2 (u_i^2 - (Sigma^-1)_ii) by log_diag_i
@@ -131,17 +132,29 @@ class LowRankScores:
     def num_draws(self) -> int:
         return self._u.shape[0]
 
-    def weighted_sum(self, w: Tensor) -> list[Tensor]:
-        w = checked_weights(w, self.num_draws, self._u.dtype)
-        factor = _outer_sum(w, self._u, self._p) - self._constant * tf.reduce_sum(w)
-        return [tf.tensordot(w, self._u, 1), tf.tensordot(w, self._log_diag, 1), factor]
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        return [self._u.shape[1:], self._log_diag.shape[1:], self._constant.shape]
 
-    def weighted_square_sum(self, w: Tensor) -> list[Tensor]:
+    @property
+    def kind(self) -> tuple[str, ...]:
+        return ("dense", "dense", "factored")
+
+    def weighted_power_sum(self, w: Tensor, power: int) -> list[Tensor]:
         w = checked_weights(w, self.num_draws, self._u.dtype)
-        u_square = tf.square(self._u)
-        crossed = 2 * self._constant * _outer_sum(w, self._u, self._p)
-        factor = _outer_sum(w, u_square, tf.square(self._p)) - crossed + tf.square(self._constant) * tf.reduce_sum(w)
-        return [tf.tensordot(w, u_square, 1), tf.tensordot(w, tf.square(self._log_diag), 1), factor]
+        power = positive_integer("power", power)
+        # (u p^T - C)^power by the binomial theorem: each power of u p^T is an outer product.
+        factor = (-self._constant) ** power * tf.reduce_sum(w)
+        for k in range(1, power + 1):
+            product = _outer_sum(w, power_of(self._u, k), power_of(self._p, k))
+            factor += math.comb(power, k) * product * (-self._constant) ** (power - k)
+        return [tf.tensordot(w, power_of(x, power), 1) for x in (self._u, self._log_diag)] + [factor]
+
+    def matvec(self, v: Sequence[Tensor]) -> Tensor:
+        loc, log_diag, factor = (tf.cast(x, self._u.dtype) for x in checked_direction(v, self.shapes))
+        product = tf.linalg.matvec(self._u, loc) + tf.linalg.matvec(self._log_diag, log_diag)
+        outer = tf.reduce_sum(tf.matmul(self._u, factor) * self._p, axis=1)
+        return product + outer - tf.reduce_sum(self._constant * factor)
 
     def squared_norms(self) -> Tensor:
         loc = tf.reduce_sum(tf.square(self._u), axis=1)

@@ -11,7 +11,8 @@ import tensorflow_probability as tfp
 
 from bbsvi.families.base import Factor, Family
 from bbsvi.families.continuous import ContinuousBlock, with_continuous
-from bbsvi.families.factors import default_factor, positive_scale
+from bbsvi.families.factors import default_factor
+from bbsvi.families.forms import positive_scale
 from bbsvi.randomness import as_seed, fold_in, normal, uniform
 from bbsvi.scores import DenseScores
 from bbsvi.targets import Latent, Target
