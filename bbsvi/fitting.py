@@ -17,6 +17,7 @@ from bbsvi.optimization.convergence import Convergence
 from bbsvi.optimization.loop import copy_optimizer
 from bbsvi.posterior import Posterior
 from bbsvi.randomness import as_seed, fold_in, new_seed
+from bbsvi.recording import check_draws_apart
 from bbsvi.run import Plan, Progress, Run
 from bbsvi.score_check import ScoreCheck, check_score
 from bbsvi.targets import Target
@@ -49,10 +50,10 @@ def fit(
       target: a `tfd.JointDistribution*` or a `bbsvi.Target`.
       family: "mean_field", "full_rank", "low_rank", a `bbsvi.families` object or a `tfd.Distribution` with
         trainable variables (over the latents' own values). An object is trained in place; the
-        posterior has a copy, except of a distribution of yours.
+        posterior has a copy, except of a distribution or an encoder of yours.
       data: {site: array}, observed values of a joint distribution; {} where nothing is observed.
       estimator: None: `ScoreFunction()`, which needs only values of log p.
-      optimizer: a Keras optimizer, copied; None: `Adam(0.02, beta_2=0.99)`.
+      optimizer: a Keras optimizer, copied; None: `Adam(0.02, beta_2=0.99)`, with 0.001 for a flow or an encoder.
       sample_size: draws of z per step; None: 64.
       num_steps: at most this many.
       convergence: "auto": `Convergence()`; None: run all the steps.
@@ -77,7 +78,7 @@ def fit(
     sample_size = _checked_sample_size(sample_size, estimator)
     num_steps = positive_integer("num_steps", num_steps)
     rule = _checked_rule(convergence)
-    optimizer = default_optimizer() if optimizer is None else copy_optimizer(optimizer)
+    optimizer = None if optimizer is None else copy_optimizer(optimizer)
     if not (isinstance(jit_compile, bool) or (isinstance(jit_compile, str) and jit_compile == "auto")):
         raise InvalidValueError(f"jit_compile must be True, False or 'auto', got {jit_compile!r}.")
     if not isinstance(progress_bar, bool):
@@ -94,7 +95,7 @@ def fit(
         target=target,
         family=q,
         estimator=estimator,
-        optimizer=optimizer,
+        optimizer=default_optimizer(q.learning_rate) if optimizer is None else optimizer,
         sample_size=sample_size,
         num_steps=num_steps,
         rule=rule,
@@ -105,8 +106,8 @@ def fit(
     return Run(plan).posterior_after(progress_bar)
 
 
-def default_optimizer() -> Any:
-    """Adam with a step of 0.02 and a short memory.
+def default_optimizer(learning_rate: float) -> Any:
+    """Adam with a short memory.
 
     At the start f often spreads a hundred times wider than at the end. With Adam's usual
     beta_2 = 0.999 the large early gradients hold the steps down for thousands of steps, long enough
@@ -116,7 +117,7 @@ def default_optimizer() -> Any:
         raise InvalidValueError(
             f"Keras runs on the {keras.backend.backend()!r} backend; set KERAS_BACKEND=tensorflow first."
         )
-    return keras.optimizers.Adam(0.02, beta_2=0.99)
+    return keras.optimizers.Adam(learning_rate, beta_2=0.99)
 
 
 def _checked_estimator(estimator: Any) -> Estimator:
@@ -168,6 +169,7 @@ def _check_start(target: Target, family: Family, seed: Any) -> None:
         raise NonFiniteError(
             f"log q is not finite for {np.sum(~np.isfinite(log_q))} of {len(log_q)} draws of the initial q."
         )
+    check_draws_apart("log q", family.log_prob, draws)
     _check_graph(target, draws.value)
     found = _checked_score(family)
     if found.num_non_finite:

@@ -275,7 +275,7 @@ def load(path: str | Path, target: Any, *, data: Mapping[str, Any] | None = None
       path: the file.
       target: the model that it was fitted to, as given to `fit`.
       data: as given to `fit`.
-      family: needed where q was a TFP distribution of your own, which no file can hold: one built by
+      family: needed where q was a TFP distribution or an encoder of your own, which no file can hold: one built by
         the same code. It takes the saved parameters.
 
     Raises:

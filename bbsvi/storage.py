@@ -59,8 +59,6 @@ def read(path: str | Path, target: Target, family: Any) -> tuple[Family, dict[st
         raise InvalidValueError(
             f"{path} was fitted to the latents {outline['latents']}, the target has {_outline(target)}."
         )
-    if outline["family"]["family"] == "Wrapped" and family is None:
-        raise InvalidValueError(f"{path} holds a TFP distribution of your own: pass family=, built by the same code.")
     if family is None:
         q = families.from_config(_from_names(outline["family"]), target)
     else:

@@ -278,8 +278,8 @@ def test_full_rank_of_one_dimension_and_of_none():
     mixed = shaken(FullRank(target_of(["scalar", "real", "count", "binary"])))
     draws = mixed.sample(30, SEED)
     gaussian, poisson, bernoulli = mixed.factors
-    wanted = by_hand("count", draws.value["count"].numpy(), [poisson.log_rate.numpy()])
-    wanted = wanted + by_hand("binary", draws.value["binary"].numpy(), [bernoulli.logits.numpy()])
+    wanted = by_hand("count", draws.value["count"].numpy(), [poisson.parameters["log_rate"].numpy()])
+    wanted = wanted + by_hand("binary", draws.value["binary"].numpy(), [bernoulli.parameters["logits"].numpy()])
     flat = np.concatenate([draws.value["scalar"].numpy()[:, None], draws.value["real"]], axis=1)
     scale = gaussian.scale_tril.numpy()
     wanted = wanted + stats.multivariate_normal.logpdf(flat, gaussian.loc.numpy(), scale @ scale.T)

@@ -52,7 +52,7 @@ def test_log_q_of_latents_of_every_kind_beside_each_other():
     flat = np.concatenate([draws.base[name].numpy().reshape(30, -1) for name in ("positive", "matrix", "simplex")], 1)
     wanted = stats.multivariate_normal.logpdf(flat, gaussian.loc.numpy(), covariance(gaussian))
     wanted = wanted - draws.log_det["positive"] - draws.log_det["simplex"]
-    probability = 1 / (1 + np.exp(-bernoulli.logits.numpy()))
+    probability = 1 / (1 + np.exp(-bernoulli.parameters["logits"].numpy()))
     wanted = wanted + stats.bernoulli.logpmf(draws.value["bits"].numpy(), probability).sum(axis=1)
     np.testing.assert_allclose(family.log_prob(draws), wanted, rtol=1e-9)
     scores = family.scores(draws)

@@ -47,7 +47,7 @@ def test_log_q_of_latents_of_every_kind_beside_each_other():
     assert {name: tuple(x.shape) for name, x in draws.value.items()} == {n: (30, *s) for n, s in shapes.items()}
     flat = np.concatenate([draws.base[name].numpy().reshape(30, -1) for name in ("positive", "matrix", "simplex")], 1)
     wanted = by_hand(gaussians, flat) - draws.log_det["positive"] - draws.log_det["simplex"]
-    probability = special.expit(bernoulli.logits.numpy())
+    probability = special.expit(bernoulli.parameters["logits"].numpy())
     wanted = wanted + stats.bernoulli.logpmf(draws.value["bits"].numpy(), probability).sum(axis=1)
     np.testing.assert_allclose(family.log_prob(draws), wanted, rtol=1e-9)
     assert_same(family.scores(draws), jacobian(family, draws), np.random.default_rng(0).normal(size=30))

@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
+from bbsvi.families.amortized import Amortized
 from bbsvi.families.autoregressive import Autoregressive
 from bbsvi.families.base import Draws, Factor, Family, collapsed_latents
+from bbsvi.families.flow import Flow
 from bbsvi.families.gaussian import FullRank
 from bbsvi.families.low_rank import LowRank
 from bbsvi.families.mean_field import MeanField
@@ -19,10 +21,12 @@ from bbsvi.targets import Target
 from bbsvi.validation import known_name
 
 __all__ = [
+    "Amortized",
     "Autoregressive",
     "Draws",
     "Factor",
     "Family",
+    "Flow",
     "FullRank",
     "LowRank",
     "MeanField",
@@ -36,7 +40,7 @@ __all__ = [
 ]
 
 _BY_NAME = {"mean_field": MeanField, "full_rank": FullRank, "low_rank": LowRank}
-_BY_CONFIG = {cls.__name__: cls for cls in (MeanField, FullRank, LowRank, Mixture, Autoregressive)}
+_BY_CONFIG = {cls.__name__: cls for cls in (MeanField, FullRank, LowRank, Mixture, Autoregressive, Flow)}
 
 
 def resolve(family: Any, target: Target) -> Family:
@@ -62,7 +66,8 @@ def resolve(family: Any, target: Target) -> Family:
 
 
 def has_copies(family: Family) -> bool:
-    """Whether a family can be built again: not around a distribution of the user's, nor of a class of theirs."""
+    """Whether a family can be built again: not around a distribution or encoder of the user's, nor of a class of
+    theirs."""
     return type(family) in _BY_CONFIG.values()
 
 
@@ -82,4 +87,7 @@ def _outline(latents: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 def from_config(config: Mapping[str, Any], target: Target) -> Family:
     """The family that `Family.config` described, with fresh parameters."""
     options = dict(config)
-    return _BY_CONFIG[options.pop("family")](target, **options)
+    name = options.pop("family")
+    if name not in _BY_CONFIG:
+        raise InvalidValueError(f"a {name} q is around objects of your own: pass family=, built by the same code.")
+    return _BY_CONFIG[name](target, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +11,12 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from bbsvi.errors import InvalidTypeError, InvalidValueError
-from bbsvi.factored import linear
-from bbsvi.families.base import Factor, Family
+from bbsvi.families.base import Factor, Family, check_target
 from bbsvi.families.factors import default_factor
-from bbsvi.randomness import uniform
+from bbsvi.families.networks import Network, autoregressive_masks, checked_units
+from bbsvi.randomness import as_seed, uniform
 from bbsvi.targets import Latent, Target
 from bbsvi.typing import Seed, Tensor
-from bbsvi.validation import positive_integer
 
 tfd = tfp.distributions
 
@@ -31,7 +29,7 @@ class AutoregressiveFactor(Factor):
     Germain et al. 2015, "MADE: masked autoencoder for distribution estimation".
     """
 
-    def __init__(self, latents: Sequence[Latent], dtype: tf.DType, hidden_units: Sequence[int], seed: int):
+    def __init__(self, latents: Sequence[Latent], dtype: tf.DType, hidden_units: Sequence[int], seed: Seed):
         super().__init__()
         self.latents = tuple(latents)
         self._dtype = dtype
@@ -44,27 +42,12 @@ class AutoregressiveFactor(Factor):
             for _ in range(size)
         ]
         num_sites = len(self._widths)
-        of_site = np.repeat(np.arange(1, num_sites + 1), self._widths)  # degree of each number
-        degrees = [of_site]
-        for units in hidden_units:
-            degrees.append(1 + np.arange(units) % max(num_sites - 1, 1))
-        self._masks = [
-            tf.constant(above[None, :] >= below[:, None], dtype) for below, above in itertools.pairwise(degrees)
-        ]
-        self._masks.append(tf.constant(of_site[None, :] > degrees[-1][:, None], dtype))
-        rng = np.random.default_rng(seed)
-        self.kernels, self.biases = [], []
-        for index, mask in enumerate(self._masks):
-            fan_in = np.maximum(mask.numpy().sum(axis=0), 1)
-            # Small weights to the logits: q begins close to independent and uniform, with no score quite zero.
-            spread = (0.1 if index == len(self._masks) - 1 else 1.0) / np.sqrt(fan_in)
-            values = rng.normal(size=mask.shape) * spread * mask.numpy()
-            self.kernels.append(tf.Variable(values, dtype=dtype, name=f"kernel_{index}"))
-            self.biases.append(tf.Variable(tf.zeros(mask.shape[1], dtype), name=f"bias_{index}"))
+        places = np.repeat(np.arange(1, num_sites + 1), self._widths)
+        self.network = Network(autoregressive_masks(places, hidden_units, places, num_sites), dtype, seed)
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        return tuple(variable for pair in zip(self.kernels, self.biases, strict=True) for variable in pair)
+        return self.network.trainable_variables
 
     @property
     def distribution(self) -> Any:
@@ -89,7 +72,7 @@ class AutoregressiveFactor(Factor):
         )
 
         def one_pass(index: Tensor, indicators: Tensor) -> tuple[Tensor, Tensor]:
-            return index + 1, self._indicators(self._choices(self._logits(indicators) + noise))
+            return index + 1, self._indicators(self._choices(self.network(indicators) + noise))
 
         _, indicators = tf.while_loop(
             lambda index, _: index < len(self._widths), one_pass, (tf.constant(0), tf.zeros_like(noise))
@@ -107,17 +90,9 @@ class AutoregressiveFactor(Factor):
             tf.reshape(base[latent.name], [-1, size]) for latent, size in zip(self.latents, self._sites, strict=True)
         ]
         indicators = self._indicators(tf.concat(flat, axis=1))
-        pairs = zip(self._split(indicators), self._split(self._logits(indicators)), strict=True)
+        pairs = zip(self._split(indicators), self._split(self.network(indicators)), strict=True)
         log_q = tf.add_n([tf.reduce_sum(_log_conditional(part, logits), axis=[1, 2]) for part, logits in pairs])
         return log_q[0] if is_one_draw else log_q
-
-    def _logits(self, indicators: Tensor) -> Tensor:
-        """[S, sum K] -> [S, sum K]."""
-        layer = indicators
-        for index, mask in enumerate(self._masks):
-            layer = tf.tanh(layer) if index > 0 else layer
-            layer = linear(layer, self.kernels[index], self.biases[index], mask)
-        return layer
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """[S, sum of widths] as one [S, sites, width] for each run of sites of the same width."""
@@ -168,6 +143,9 @@ class Autoregressive(Family):
     """A masked network over all binary and categorical latents together, which can follow any dependence
     among them; continuous latents and counts keep the factors of `MeanField` beside it.
 
+    A mode that few of the draws of a step land in is lost early and not found again: for a posterior of several
+    modes take more draws a step (2,048 of ten spins where 128 lost a mode of weight 0.07 in two fits of three).
+
     Args:
       target: whose latents are to be covered; at least one is binary or categorical.
       hidden_units: widths of the hidden layers, at least one.
@@ -175,10 +153,9 @@ class Autoregressive(Family):
     """
 
     def __init__(self, target: Target, *, hidden_units: Sequence[int] = (64,), seed: int = 0):
-        if isinstance(hidden_units, (str, int)) or not list(hidden_units):
-            raise InvalidTypeError(f"hidden_units must be a sequence of widths such as (64,), got {hidden_units!r}.")
-        units = [positive_integer("hidden_units", width) for width in hidden_units]
-        self._options = {"hidden_units": units, "seed": seed}
+        check_target(target)
+        units, root = checked_units(hidden_units), as_seed(seed)
+        self._options = {"hidden_units": units, "seed": int(seed)}
         finite = [latent for latent in target.latents.values() if latent.support.num_categories is not None]
         if not finite:
             raise InvalidValueError(
@@ -186,7 +163,7 @@ class Autoregressive(Family):
                 f"support {[latent.support.name for latent in target.latents.values()]}."
             )
         others = [latent for latent in target.latents.values() if latent.support.num_categories is None]
-        blocks: list[Factor] = [AutoregressiveFactor(finite, target.dtype, units, seed)]
+        blocks: list[Factor] = [AutoregressiveFactor(finite, target.dtype, units, root)]
         blocks += [default_factor(latent, target.dtype) for latent in others]
         super().__init__(target.latents, blocks, target.dtype)
 

@@ -39,10 +39,12 @@ class Factor(tf.Module):
       latents: the latents it covers.
       through_bijector: whether continuous base values are unconstrained reals, to be carried to the
         support; otherwise they are values in the model's space already.
+      learning_rate: of Adam, where the user gives no optimizer.
     """
 
     latents: tuple[Latent, ...]
     through_bijector = True
+    learning_rate = 0.02
 
     @property
     def suits_xla(self) -> bool:
@@ -113,6 +115,11 @@ class Family(tf.Module):
     @property
     def suits_xla(self) -> bool:
         return all(factor.suits_xla for factor in self.factors)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of Adam, where the user gives no optimizer: that of the factor that needs the smallest."""
+        return min(factor.learning_rate for factor in self.factors)
 
     @property
     def parameter_names(self) -> list[str]:

@@ -15,7 +15,7 @@ from bbsvi.errors import InvalidTypeError, InvalidValueError
 from bbsvi.families.base import Factor
 from bbsvi.families.forms import BERNOULLI, CATEGORICAL, NORMAL, POISSON, Form, form_of
 from bbsvi.randomness import normal
-from bbsvi.scores import DenseScores
+from bbsvi.scores import Scores
 from bbsvi.supports import Support
 from bbsvi.targets import Latent
 from bbsvi.typing import Seed, Tensor
@@ -32,32 +32,37 @@ def event_shaped(distribution: Any, ndims: int) -> Any:
 
 
 class ParametricFactor(Factor):
-    """Independent distributions of one form, a variable for each of its parameters, all zero at first."""
+    """Independent distributions of one form, with a variable for each of its parameters, all zero at first.
+
+    Attributes:
+      parameters: {name: variable}.
+    """
 
     def __init__(self, latent: Latent, form: Form, dtype: tf.DType):
         super().__init__()
         self.latents, self.form = (latent,), form
-        self._parameters = tuple(
-            tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in form.parameter_shapes(latent).items()
-        )
+        self.parameters = {
+            name: tf.Variable(tf.zeros(shape, dtype), name=name)
+            for name, shape in form.parameter_shapes(latent).items()
+        }
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        return self._parameters
+        return tuple(self.parameters[name] for name in self.form.parameters)
 
     @property
     def suits_xla(self) -> bool:
-        return sum(variable.shape.num_elements() for variable in self._parameters) <= _LARGEST_FOR_XLA
+        return sum(variable.shape.num_elements() for variable in self.trainable_variables) <= _LARGEST_FOR_XLA
 
     @property
     def distribution(self) -> Any:
-        return event_shaped(self.form.distribution(self._parameters), len(self.latents[0].base_shape))
+        return event_shaped(self.form.distribution(self.trainable_variables), len(self.latents[0].base_shape))
 
     def sample(self, num_draws: int, seed: Seed) -> dict[str, Tensor]:
-        return {self.latents[0].name: self.form.sample(num_draws, seed, self._parameters)}
+        return {self.latents[0].name: self.form.sample(num_draws, seed, self.trainable_variables)}
 
-    def scores(self, base: Mapping[str, Tensor]) -> DenseScores:
-        return DenseScores(self.form.scores(base[self.latents[0].name], self._parameters))
+    def scores(self, base: Mapping[str, Tensor]) -> Scores:
+        return self.form.scores(base[self.latents[0].name], self.trainable_variables)
 
 
 class TFPFactor(Factor):
