@@ -109,8 +109,8 @@ def _moments(scores: Scores) -> Any:
 
 def _row(name: str, mean: np.ndarray, square: np.ndarray, size: int) -> dict[str, Any]:
     mean, square = mean.ravel().astype(float), square.ravel().astype(float)
-    error = np.sqrt(np.maximum(square - mean**2, 0) / (size - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(np.maximum(square - mean**2, 0) / (size - 1))
         z = np.where(square > 0, mean / error, 0.0)
     worst = int(np.argmax(np.abs(z))) if z.size else None
     at = (np.nan, np.nan, 0.0) if worst is None else (mean[worst], error[worst], z[worst])
