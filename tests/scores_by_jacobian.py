@@ -27,15 +27,21 @@ def shaken(family, seed=0, scale=0.5):
 def jacobian(family, draws):
     with tf.GradientTape() as tape:
         log_q = family.log_prob(draws)
-    return DenseScores(tape.jacobian(log_q, family.trainable_variables))
+    return DenseScores(tape.jacobian(log_q, family.trainable_variables, unconnected_gradients="zero"))
 
 
 def assert_same(found, expected, w, rtol=1e-10):
     """Each contraction to `rtol` of its largest element."""
-    for name, arguments in (("weighted_sum", (w,)), ("weighted_square_sum", (w,)), ("dense", ())):
+    assert found.num_draws == len(w)
+    assert [tuple(shape) for shape in found.shapes] == [tuple(shape) for shape in expected.shapes]
+    assert len(found.kind) == len(found.shapes)
+    v = [np.random.default_rng(7).normal(size=shape) for shape in found.shapes]
+    lists = {"weighted_sum": (w,), "weighted_square_sum": (w,), "weighted_power_sum": (w, 3), "dense": ()}
+    for name, arguments in lists.items():
         for a, b in zip(getattr(found, name)(*arguments), getattr(expected, name)(*arguments), strict=True):
             assert a.shape == b.shape
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()), err_msg=name)
-    for name in ("squared_norms", "gram"):
-        a, b = getattr(found, name)(), getattr(expected, name)()
+    for name, arguments in {"squared_norms": (), "gram": (), "matvec": (v,)}.items():
+        a, b = getattr(found, name)(*arguments), getattr(expected, name)(*arguments)
+        assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max(), err_msg=name)
