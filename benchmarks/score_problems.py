@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -17,16 +18,19 @@ from bbsvi.randomness import as_seed
 tfd = tfp.distributions
 
 MEAN_FIELD, FULL_RANK, AUTOREGRESSIVE = "mean field", "full rank", "autoregressive"
+FLOW, AMORTIZED = "flow", "amortized"
+INPUTS, WIDTH = 32, 2  # of the encoder's rows, and of each row's latent
 
 
 class Problem(NamedTuple):
-    """One latent z of `size` numbers or bits, under one factor, and S draws of it with weights."""
+    """One latent z of `size` numbers, bits or rows, under one factor, and S draws of it with weights."""
 
     kind: str
     size: int
     family: Family
-    draws: Any  # [S, size]
+    draws: Any  # [S, size], [S, size, WIDTH] of the amortized q
     w: Any  # [S]
+    inputs: np.ndarray  # of the encoder, [size, INPUTS]
 
     @property
     def factor(self) -> Any:
@@ -44,6 +48,18 @@ class Problem(NamedTuple):
     def num_parameters(self) -> int:
         return sum(variable.shape.num_elements() for variable in self.variables)
 
+    @property
+    def masks(self) -> list[np.ndarray]:
+        """What the kernels of q's networks are multiplied by."""
+        if self.kind not in (AUTOREGRESSIVE, FLOW, AMORTIZED):
+            return []
+        layers = [] if self.kind == AMORTIZED else getattr(self.factor, "layers", [self.factor])
+        masks = [mask for layer in layers for mask in layer.network.masks] or [None, None]
+        kernels = [variable for variable in self.variables if variable.shape.rank == 2]
+        return [
+            np.ones(kernel.shape, np.float32) if mask is None else mask.numpy() for mask, kernel in zip(masks, kernels)
+        ]
+
     def log_prob(self, draws: Any) -> Any:
         """log q of one draw or of S."""
         return self.factor.log_prob({"z": draws})
@@ -51,9 +67,18 @@ class Problem(NamedTuple):
 
 def problem(kind: str, size: int, num_draws: int, hidden: int = 0) -> Problem:
     """A family away from its start, and draws of it."""
-    if kind == AUTOREGRESSIVE:
+    inputs = np.random.default_rng(3).normal(size=(size, INPUTS)).astype(np.float32)
+    if kind == AMORTIZED:
+        target = bbsvi.Target(lambda z: -tf.reduce_sum(z**2, [-2, -1]), (size, WIDTH))
+        layers = [keras.layers.Dense(hidden, "tanh"), keras.layers.Dense(2 * WIDTH)]
+        encoder = keras.Sequential([keras.Input((INPUTS,)), *layers])
+        family: Family = bbsvi.families.Amortized(target, encoder=encoder, inputs=inputs)
+    elif kind == FLOW:
+        target = bbsvi.Target(lambda z: -tf.reduce_sum(z**2, -1), (size,))
+        family = bbsvi.families.Flow(target, hidden_units=(hidden,))
+    elif kind == AUTOREGRESSIVE:
         target = bbsvi.Target(lambda z: tf.cast(tf.reduce_sum(z, -1), tf.float32), (size,), "binary")
-        family: Family = bbsvi.families.Autoregressive(target, hidden_units=(hidden,))
+        family = bbsvi.families.Autoregressive(target, hidden_units=(hidden,))
     else:
         target = bbsvi.Target(lambda z: -tf.reduce_sum(z**2, -1), (size,))
         family = {MEAN_FIELD: bbsvi.families.MeanField, FULL_RANK: bbsvi.families.FullRank}[kind](target)
@@ -61,7 +86,7 @@ def problem(kind: str, size: int, num_draws: int, hidden: int = 0) -> Problem:
         family.assign([0.5 / np.sqrt(size) * rng.normal(size=value.shape) for value in family.parameters()])
     draws = family.sample(num_draws, as_seed(1)).base["z"]
     w = tf.constant(np.random.default_rng(2).uniform(0.5, 1.5, num_draws), tf.float32)
-    return Problem(kind, size, family, draws, w)
+    return Problem(kind, size, family, draws, w, inputs)
 
 
 def broadcast_log_prob(of: Problem) -> Callable[[Sequence[Any], Any], Any] | None:

@@ -14,20 +14,28 @@ from typing import Any
 from benchmarks import score_memory
 from benchmarks.figures import dots
 from benchmarks.reporting import report
-from benchmarks.score_problems import AUTOREGRESSIVE, FULL_RANK, MEAN_FIELD, Problem, problem
+from benchmarks.score_problems import AMORTIZED, AUTOREGRESSIVE, FLOW, FULL_RANK, MEAN_FIELD, Problem, problem
 from benchmarks.score_ways import BACKWARD, OURS, VECTORIZED, check_same, ways
 from benchmarks.timing import medians
 
 GRAPH, XLA = "graph", "XLA"
 JAX, TORCH = "JAX vmap(grad)", "torch.func vmap(grad)"
-# (kind, size, S, hidden units), and the most that bbsvi may take, in backward passes.
+# (kind, size, S, hidden units), and the most that bbsvi may take, in backward passes; None where nothing is set.
 FULL = (
     ((MEAN_FIELD, 100, 1000), 1.2),
     ((MEAN_FIELD, 1000, 1000), 1.2),
     ((FULL_RANK, 200, 500), 0.5),
     ((AUTOREGRESSIVE, 256, 512, 512), 2.0),
+    ((FLOW, 10, 512, 32), None),
+    ((AMORTIZED, 256, 256, 128), None),
 )
-QUICK = (((MEAN_FIELD, 20, 100), None), ((FULL_RANK, 20, 50), None), ((AUTOREGRESSIVE, 16, 32, 32), None))
+QUICK = (
+    ((MEAN_FIELD, 20, 100), None),
+    ((FULL_RANK, 20, 50), None),
+    ((AUTOREGRESSIVE, 16, 32, 32), None),
+    ((FLOW, 4, 16, 8), None),
+    ((AMORTIZED, 8, 16, 8), None),
+)
 LARGEST_FOR_SLOW = 1_000_000  # S x P up to which the ways that take S passes are run
 SECONDS_FOR_ONCE = 0.5  # what takes longer for a call is timed once
 JAX_RATIO = MEMORY_RATIO = 20
@@ -39,7 +47,7 @@ def main(quick: bool, output: Path) -> None:
     for size, limit in QUICK if quick else FULL:
         of = problem(*size)
         rows += rows_of(of, repeats, slow=not quick and of.num_draws * of.num_parameters <= LARGEST_FOR_SLOW)
-        notes += verdicts(of, rows, limit)
+        notes += verdicts(of, rows, limit, quick)
     for mode in (GRAPH,) if quick else (GRAPH, XLA):
         beyond = score_memory.beyond_backward(OURS, mode)
         share = beyond / score_memory.DENSE_BYTES
@@ -112,7 +120,7 @@ def _seconds(run: Any) -> float:
     return time.perf_counter() - begin
 
 
-def verdicts(of: Problem, rows: list[dict[str, Any]], limit: float | None) -> list[str]:
+def verdicts(of: Problem, rows: list[dict[str, Any]], limit: float | None, quick: bool) -> list[str]:
     """Sentences on bbsvi's times for one q, each in its faster mode."""
     ms = {(row["way"], row["mode"]): row["ms"] for row in rows if row["q"] == label(of)}
     faster = min((GRAPH, XLA), key=lambda mode: ms[OURS, mode])
@@ -121,7 +129,7 @@ def verdicts(of: Problem, rows: list[dict[str, Any]], limit: float | None) -> li
     sentence = f"{label(of)}: bbsvi's faster mode ({faster}; by default {chosen}) takes {ours / backward:.2f} of the "
     sentence += "faster backward pass"
     if limit is None:
-        return [f"{sentence}; a quick run's sizes say nothing about full ones."]
+        return [f"{sentence}; a quick run's sizes say nothing about full ones." if quick else f"{sentence}."]
     notes = [f"{sentence}; wanted {limit}: {'MET' if ours <= limit * backward else 'MISSED'}."]
     if of.kind == AUTOREGRESSIVE and (JAX, XLA) in ms:
         share = ms[JAX, XLA] / ours

@@ -9,12 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.score_problems import AUTOREGRESSIVE, FULL_RANK, Problem
+from benchmarks.score_densities import log_density
+from benchmarks.score_problems import FULL_RANK, Problem
 
 
 def way(of: Problem) -> Callable[[], tuple]:
     """A jitted function of parameters, draws and weights, and a call of it that waits for its end."""
-    log_prob = log_density(of)
+    masks = [jnp.asarray(mask) for mask in of.masks]
+    order = jnp.arange(of.size)[::-1]
+    log_prob = (
+        full_rank(of.size) if of.kind == FULL_RANK else log_density(of.kind, jnp, masks, jnp.asarray(of.inputs), order)
+    )
     parameters = [jnp.asarray(value) for value in of.family.parameters()]
     draws, w = jnp.asarray(of.draws.numpy(), jnp.float32), jnp.asarray(of.w.numpy())
 
@@ -28,31 +33,14 @@ def way(of: Problem) -> Callable[[], tuple]:
     return lambda: jax.block_until_ready(contractions(parameters, draws, w))
 
 
-def log_density(of: Problem) -> Callable[[list[Any], Any], Any]:
+def full_rank(size: int) -> Callable[[list[Any], Any], Any]:
     """(parameters, one draw) -> log q."""
-    if of.kind == AUTOREGRESSIVE:
-        masks = [jnp.asarray(mask.numpy()) for mask in of.factor._masks]
+    rows, columns = np.tril_indices(size, -1)
 
-        def log_prob(parameters: list[Any], z: Any) -> Any:
-            layer = z
-            for index, mask in enumerate(masks):
-                layer = jnp.tanh(layer) if index else layer
-                layer = layer @ (parameters[2 * index] * mask) + parameters[2 * index + 1]
-            return jnp.sum(z * layer - jax.nn.softplus(layer))
-
-    elif of.kind == FULL_RANK:
-        rows, columns = np.tril_indices(of.size, -1)
-
-        def log_prob(parameters: list[Any], z: Any) -> Any:
-            loc, log_diag, lower = parameters
-            scale = jnp.diag(jnp.exp(log_diag)).at[rows, columns].set(lower)
-            noise = jax.scipy.linalg.solve_triangular(scale, z - loc, lower=True)
-            return jnp.sum(-0.5 * jnp.square(noise) - log_diag)
-
-    else:
-
-        def log_prob(parameters: list[Any], z: Any) -> Any:
-            loc, log_scale = parameters
-            return jnp.sum(-0.5 * jnp.square((z - loc) / jnp.exp(log_scale)) - log_scale)
+    def log_prob(parameters: list[Any], z: Any) -> Any:
+        loc, log_diag, lower = parameters
+        scale = jnp.diag(jnp.exp(log_diag)).at[rows, columns].set(lower)
+        noise = jax.scipy.linalg.solve_triangular(scale, z - loc, lower=True)
+        return jnp.sum(-0.5 * jnp.square(noise) - log_diag)
 
     return log_prob

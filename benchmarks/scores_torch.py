@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.score_densities import log_density
+
 
 def run(of: Any, repeats: int) -> tuple[list[np.ndarray], float]:
     """The contractions of a `score_problems.Problem`, one array after the other, and the median seconds of a call."""
-    masks = of.factor._masks if of.kind == "autoregressive" else []
-    arrays = {f"parameter_{index}": value for index, value in enumerate(of.family.parameters())}
-    arrays |= {f"mask_{index}": mask.numpy() for index, mask in enumerate(masks)}
-    arrays |= {"draws": of.draws.numpy().astype(np.float32), "w": of.w.numpy(), "kind": of.kind, "repeats": repeats}
+    arrays = {f"parameter_{index:02}": value for index, value in enumerate(of.family.parameters())}
+    arrays |= {f"mask_{index:02}": mask for index, mask in enumerate(of.masks)}
+    arrays |= {"draws": of.draws.numpy().astype(np.float32), "w": of.w.numpy(), "inputs": of.inputs}
+    arrays |= {"kind": of.kind, "size": of.size, "repeats": repeats}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("in.npz", "out.npz")]
         np.savez(files[0], **arrays)
@@ -41,7 +43,13 @@ def main(read: str, written: str) -> None:
         for prefix in ("parameter_", "mask_")
     )
     draws, w = torch.from_numpy(given["draws"]), torch.from_numpy(given["w"])
-    log_prob = log_density(str(given["kind"]), draws.shape[1], masks)
+    kind, size = str(given["kind"]), int(given["size"])
+    order = torch.arange(size - 1, -1, -1)
+    log_prob = (
+        full_rank(size)
+        if kind == "full rank"
+        else log_density(kind, torch, masks, torch.from_numpy(given["inputs"]), order)
+    )
     per_sample = torch.func.vmap(torch.func.grad(log_prob), (None, 0))
     seconds = []
     for _ in range(int(given["repeats"]) + 1):
@@ -55,35 +63,19 @@ def main(read: str, written: str) -> None:
     np.savez(written, *arrays, seconds=statistics.median(seconds[1:]))
 
 
-def log_density(kind: str, size: int, masks: tuple) -> Callable[[tuple, Any], Any]:
+def full_rank(size: int) -> Callable[[tuple, Any], Any]:
     """(parameters, one draw) -> log q."""
     import torch
 
-    if kind == "autoregressive":
+    # Each element of L is one of lower's, or a zero put at its end.
+    index = torch.full((size, size), size * (size - 1) // 2)
+    index[tuple(torch.tril_indices(size, size, -1))] = torch.arange(size * (size - 1) // 2)
 
-        def log_prob(parameters: tuple, z: Any) -> Any:
-            layer = z
-            for index, mask in enumerate(masks):
-                layer = torch.tanh(layer) if index else layer
-                layer = layer @ (parameters[2 * index] * mask) + parameters[2 * index + 1]
-            return (z * layer - torch.nn.functional.softplus(layer)).sum()
-
-    elif kind == "full rank":
-        # Each element of L is one of lower's, or a zero put at its end.
-        index = torch.full((size, size), size * (size - 1) // 2)
-        index[tuple(torch.tril_indices(size, size, -1))] = torch.arange(size * (size - 1) // 2)
-
-        def log_prob(parameters: tuple, z: Any) -> Any:
-            loc, log_diag, lower = parameters
-            scale = torch.cat([lower, lower.new_zeros(1)])[index] + torch.diag(log_diag.exp())
-            noise = torch.linalg.solve_triangular(scale, (z - loc)[:, None], upper=False)
-            return -0.5 * noise.square().sum() - log_diag.sum()
-
-    else:
-
-        def log_prob(parameters: tuple, z: Any) -> Any:
-            loc, log_scale = parameters
-            return (-0.5 * ((z - loc) / log_scale.exp()).square() - log_scale).sum()
+    def log_prob(parameters: tuple, z: Any) -> Any:
+        loc, log_diag, lower = parameters
+        scale = torch.cat([lower, lower.new_zeros(1)])[index] + torch.diag(log_diag.exp())
+        noise = torch.linalg.solve_triangular(scale, (z - loc)[:, None], upper=False)
+        return -0.5 * noise.square().sum() - log_diag.sum()
 
     return log_prob
 

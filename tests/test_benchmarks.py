@@ -75,7 +75,7 @@ def test_scores(tmp_path):
     *rows, memory = content["rows"]
     ways = {"one backward pass", "bbsvi", "vectorized_map of the gradient"}
     more = {"mean field": {"parameter broadcast", "closed form"}, "full rank": {"parameter broadcast"}}
-    for kind in ("mean field", "full rank", "autoregressive"):
+    for kind in ("mean field", "full rank", "autoregressive", "flow", "amortized"):
         of_kind = [row for row in rows if row["q"].startswith(kind)]
         for mode in ("graph", "XLA"):
             wanted = ways | more.get(kind, set())

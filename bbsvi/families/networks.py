@@ -27,7 +27,7 @@ class Network(tf.Module):
     def __init__(self, masks: Sequence[np.ndarray], dtype: tf.DType, seed: Seed):
         super().__init__()
         rng = np.random.default_rng(np.asarray(seed).view(np.uint32))
-        self._masks = [None if mask.all() else tf.constant(mask, dtype) for mask in masks]
+        self.masks = [None if mask.all() else tf.constant(mask, dtype) for mask in masks]
         self.kernels, self.biases = [], []
         for index, mask in enumerate(masks):
             spread = (0.1 if index == len(masks) - 1 else 1.0) / np.sqrt(np.maximum(mask.sum(axis=0), 1))
@@ -43,7 +43,7 @@ class Network(tf.Module):
     def __call__(self, x: Tensor) -> Tensor:
         """[S, inputs] -> [S, outputs]."""
         layer = x
-        for index, mask in enumerate(self._masks):
+        for index, mask in enumerate(self.masks):
             layer = tf.tanh(layer) if index > 0 else layer
             layer = linear(layer, self.kernels[index], self.biases[index], mask)
         return layer
