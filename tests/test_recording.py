@@ -202,6 +202,27 @@ def test_handwritten_layers_have_the_scores_of_single_draws(name):
     check(log_prob, FLAT, variables, kind)
 
 
+def test_a_plain_convolution_is_taken_apart():
+    kernel, bias = variable(2, 2, 2, 3), variable(3)
+    check(lambda z: total(tf.nn.conv2d(z, kernel, [1, 2], "SAME") + bias), IMAGE, [bias, kernel], [DENSE, "shared"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding": "VALID", "dilations": 2}, {"padding": [[0, 0], [2, 0], [0, 1], [0, 0]]}]
+)
+def test_other_convolutions_are_left_to_vectorized_map(monkeypatch, options):
+    """Which is not run: on a CPU TensorFlow has no gradient for the first, and no batched one for the second."""
+    kernel, bias, left = variable(2, 2, 2, 3), variable(3), []
+
+    def mapped(_log_prob, _samples, variables):
+        left.extend(variables)
+        return DenseScores([tf.zeros([S, *v.shape], v.dtype) for v in variables])
+
+    monkeypatch.setattr(recording, "mapped_scores", mapped)
+    recorded_scores(lambda z: total(tf.nn.conv2d(z, kernel, 1, **options) + bias), IMAGE, [bias, kernel])
+    assert [v.ref() for v in left] == [kernel.ref()]
+
+
 def test_biases_of_every_shape_need_no_vectorized_map(monkeypatch):
     row, block = variable(1, 3), variable(2, 1, 4)
 
