@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+MEAN_FIELD, FULL_RANK, AUTOREGRESSIVE = "mean field", "full rank", "autoregressive"
+FLOW, AMORTIZED = "flow", "amortized"
+
 
 def log_density(kind: str, arrays: Any, masks: Sequence[Any], inputs: Any, order: Any) -> Callable[[Any, Any], Any]:
     """(parameters, one draw) -> log q, less its constant.
 
     Args:
-      kind: of q, as `score_problems` names it.
+      kind: of q, any but FULL_RANK.
       arrays: jax.numpy or torch.
       masks: of the networks' kernels, layer after layer.
       inputs: of the encoder.
@@ -35,7 +38,7 @@ def log_density(kind: str, arrays: Any, masks: Sequence[Any], inputs: Any, order
 
     def autoregressive(parameters: Any, z: Any) -> Any:
         logits = network(z, parameters, masks)
-        return (z * logits - arrays.log1p(arrays.exp(logits))).sum()
+        return (z * logits - arrays.logaddexp(logits, arrays.zeros_like(logits))).sum()
 
     def flow(parameters: Any, z: Any) -> Any:
         log_q = 0.0
@@ -53,4 +56,4 @@ def log_density(kind: str, arrays: Any, masks: Sequence[Any], inputs: Any, order
         width = z.shape[1]
         return normal(z, outputs[:, :width], outputs[:, width:])
 
-    return {"mean field": mean_field, "autoregressive": autoregressive, "flow": flow, "amortized": amortized}[kind]
+    return {MEAN_FIELD: mean_field, AUTOREGRESSIVE: autoregressive, FLOW: flow, AMORTIZED: amortized}[kind]

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.score_problems import AUTOREGRESSIVE, problem
+from benchmarks.score_densities import AUTOREGRESSIVE
+from benchmarks.score_problems import problem
 from benchmarks.score_ways import BACKWARD, ways
 
 BITS, HIDDEN, NUM_DRAWS = 500, 999, 512

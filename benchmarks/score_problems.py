@@ -13,12 +13,12 @@ import tensorflow_probability as tfp
 import bbsvi
 from bbsvi.families import Family
 from bbsvi.families.forms import positive_scale
+from bbsvi.families.networks import Network
 from bbsvi.randomness import as_seed
+from benchmarks.score_densities import AMORTIZED, AUTOREGRESSIVE, FLOW, FULL_RANK, MEAN_FIELD
 
 tfd = tfp.distributions
 
-MEAN_FIELD, FULL_RANK, AUTOREGRESSIVE = "mean field", "full rank", "autoregressive"
-FLOW, AMORTIZED = "flow", "amortized"
 INPUTS, WIDTH = 32, 2  # of the encoder's rows, and of each row's latent
 
 
@@ -50,15 +50,12 @@ class Problem(NamedTuple):
 
     @property
     def masks(self) -> list[np.ndarray]:
-        """What the kernels of q's networks are multiplied by."""
-        if self.kind not in (AUTOREGRESSIVE, FLOW, AMORTIZED):
-            return []
-        layers = [] if self.kind == AMORTIZED else getattr(self.factor, "layers", [self.factor])
-        masks = [mask for layer in layers for mask in layer.network.masks] or [None, None]
+        """What the kernels of q's networks are multiplied by, ones where they are whole."""
+        networks = [module for module in self.factor.submodules if isinstance(module, Network)]
+        masks = {kernel.ref(): mask for network in networks for kernel, mask in zip(network.kernels, network.masks)}
         kernels = [variable for variable in self.variables if variable.shape.rank == 2]
-        return [
-            np.ones(kernel.shape, np.float32) if mask is None else mask.numpy() for mask, kernel in zip(masks, kernels)
-        ]
+        found = [masks.get(kernel.ref()) for kernel in kernels]
+        return [np.ones(k.shape, np.float32) if mask is None else mask.numpy() for mask, k in zip(found, kernels)]
 
     def log_prob(self, draws: Any) -> Any:
         """log q of one draw or of S."""

@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks import score_memory
 from benchmarks.figures import dots
 from benchmarks.reporting import report
-from benchmarks.score_problems import AMORTIZED, AUTOREGRESSIVE, FLOW, FULL_RANK, MEAN_FIELD, Problem, problem
+from benchmarks.score_densities import AMORTIZED, AUTOREGRESSIVE, FLOW, FULL_RANK, MEAN_FIELD
+from benchmarks.score_problems import Problem, problem
 from benchmarks.score_ways import BACKWARD, OURS, VECTORIZED, check_same, ways
 from benchmarks.timing import medians
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.score_densities import log_density
-from benchmarks.score_problems import FULL_RANK, Problem
+from benchmarks.score_densities import FULL_RANK, log_density
+from benchmarks.score_problems import Problem
 
 
 def way(of: Problem) -> Callable[[], tuple]:

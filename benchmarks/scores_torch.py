@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.score_densities import log_density
+from benchmarks.score_densities import FULL_RANK, log_density
 
 
 def run(of: Any, repeats: int) -> tuple[list[np.ndarray], float]:
@@ -47,7 +47,7 @@ def main(read: str, written: str) -> None:
     order = torch.arange(size - 1, -1, -1)
     log_prob = (
         full_rank(size)
-        if kind == "full rank"
+        if kind == FULL_RANK
         else log_density(kind, torch, masks, torch.from_numpy(given["inputs"]), order)
     )
     per_sample = torch.func.vmap(torch.func.grad(log_prob), (None, 0))

@@ -1,9 +1,12 @@
-"""A family's scores against the dense Jacobian of its log q."""
+"""What scores are tested against: the dense Jacobian of log q, or the gradients of single draws."""
+
+import math
 
 import numpy as np
 import tensorflow as tf
 
 import bbsvi
+from bbsvi.recording import tf_variables
 from bbsvi.scores import DenseScores
 
 
@@ -30,6 +33,15 @@ def jacobian(family, draws):
     return DenseScores(tape.jacobian(log_q, family.trainable_variables, unconnected_gradients="zero"))
 
 
+def one_by_one(log_prob, samples, variables):
+    """The scores by an ordinary gradient for each draw."""
+    variables = tf_variables(variables)
+    with tf.GradientTape(persistent=True) as tape:
+        values = tf.unstack(log_prob(samples))
+    rows = [tape.gradient(value, variables, unconnected_gradients="zero") for value in values]
+    return DenseScores([tf.stack([tf.convert_to_tensor(h) for h in column]) for column in zip(*rows)])
+
+
 def assert_same(found, expected, w, rtol=1e-10):
     """Each contraction to `rtol` of its largest element."""
     assert found.num_draws == len(w)
@@ -45,3 +57,16 @@ def assert_same(found, expected, w, rtol=1e-10):
         a, b = getattr(found, name)(*arguments), getattr(expected, name)(*arguments)
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max(), err_msg=name)
+
+
+def operations(graph):
+    """Types of a graph's operations, those of the functions it calls among them, and their outputs' sizes."""
+    definition = graph.as_graph_def(add_shapes=True)
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    shapes = [shape for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    sizes = [math.prod(dim.size for dim in shape.dim) for shape in shapes if not shape.unknown_rank]
+    return {node.op for node in nodes}, sizes
+
+
+def loops(graph):
+    return {op for op in operations(graph)[0] if "While" in op or "Map" in op}

@@ -6,8 +6,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import bbsvi
-from bbsvi.scores import DenseScores
-from tests.scores_by_jacobian import assert_same
+from tests.scores_by_jacobian import assert_same, loops, one_by_one
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 S = 6
@@ -64,10 +63,7 @@ DISTRIBUTIONS = {
 
 def single(q, draws):
     """By an ordinary gradient for each draw; of copies, as TFP remembers what its own draws came from."""
-    with tf.GradientTape(persistent=True) as tape:
-        values = tf.unstack(q.log_prob(tf.nest.map_structure(tf.identity, draws)))
-    rows = [tape.gradient(value, q.trainable_variables, unconnected_gradients="zero") for value in values]
-    return DenseScores([tf.stack(column) for column in zip(*rows)])
+    return one_by_one(q.log_prob, tf.nest.map_structure(tf.identity, draws), q.trainable_variables)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -78,9 +74,7 @@ def test_stock_distributions_have_the_scores_of_single_draws_without_a_loop(name
     assert len(scores.kind) == len(q.trainable_variables)
     assert_same(scores, single(q, draws), np.random.default_rng(0).normal(size=S))
     compiled = tf.function(lambda draws: bbsvi.per_sample_scores(q, draws).dense(), autograph=False)
-    definition = compiled.get_concrete_function(draws).graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    assert not [node.op for node in nodes if "While" in node.op or "Map" in node.op]
+    assert not loops(compiled.get_concrete_function(draws).graph)
     for a, b in zip(compiled(draws), scores.dense(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 

@@ -13,7 +13,7 @@ from bbsvi import per_sample, recording
 from bbsvi import scores as scores_module
 from bbsvi.recording import recorded_scores, tf_variables
 from bbsvi.scores import DenseScores
-from tests.scores_by_jacobian import assert_same
+from tests.scores_by_jacobian import assert_same, loops, one_by_one, operations
 
 S = 5  # draws
 F64 = {"dtype": "float64"}
@@ -35,15 +35,6 @@ def variable(*shape, seed=1):
 def total(h):
     """A number for each draw, in which every element has a slope of its own."""
     return tf.reduce_sum(tf.sin(h), axis=list(range(1, h.shape.rank)))
-
-
-def one_by_one(log_prob, samples, variables):
-    """The scores by an ordinary gradient for each draw."""
-    variables = tf_variables(variables)
-    with tf.GradientTape(persistent=True) as tape:
-        values = tf.unstack(log_prob(samples))
-    rows = [tape.gradient(value, variables, unconnected_gradients="zero") for value in values]
-    return DenseScores([tf.stack([tf.convert_to_tensor(h) for h in column]) for column in zip(*rows)])
 
 
 def check(log_prob, samples, variables, kind):
@@ -268,19 +259,6 @@ def test_tables_are_read_by_every_lookup():
     for lookup in lookups.values():
         check(lambda z, lookup=lookup: total(lookup(z)), IDS, [table], ["embedding"])
     check(lambda z: total(tf.gather(W, z, axis=1)[0]), IDS, [W], [DENSE])
-
-
-def operations(graph):
-    """Types of a graph's operations, those of the functions it calls among them, and their outputs' sizes."""
-    definition = graph.as_graph_def(add_shapes=True)
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    shapes = [shape for node in nodes for shape in node.attr["_output_shapes"].list.shape]
-    sizes = [math.prod(dim.size for dim in shape.dim) for shape in shapes if not shape.unknown_rank]
-    return {node.op for node in nodes}, sizes
-
-
-def loops(graph):
-    return {op for op in operations(graph)[0] if "While" in op or "Map" in op}
 
 
 def every_contraction(scores, w, v):
